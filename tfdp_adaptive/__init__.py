@@ -13,7 +13,8 @@ import importlib.machinery
 import os
 import sys
 import threading
-from typing import Any, Callable, List
+import types
+from typing import Any, Callable, List, Optional, Sequence
 
 from tfdp_adaptive import optimizers
 from tfdp_adaptive.version import __version__
@@ -71,7 +72,7 @@ class _Finder:
   def __init__(self) -> None:
     self._inside = threading.local()  # Imports that wait for others, of this thread.
 
-  def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+  def find_spec(self, name: str, path: Optional[Sequence[str]], target: object = None) -> Any:
     found: Any = None
     if name in ('keras', 'tensorflow') or name.startswith(f'{__name__}.'):
       found = importlib.machinery.PathFinder.find_spec(name, path)
@@ -79,7 +80,7 @@ class _Finder:
       found.loader.exec_module = functools.partial(self._run, found.loader.exec_module)
     return found
 
-  def _run(self, run: Callable[[Any], None], module: Any) -> None:
+  def _run(self, run: Callable[[Any], None], module: types.ModuleType) -> None:
     before = getattr(self._inside, 'depth', 0)
     self._inside.depth = before + 1
     try:

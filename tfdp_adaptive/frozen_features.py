@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.batches import filled
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.independence import probes
@@ -55,7 +56,7 @@ class Features(sources.Source):
 
 
 def features(
-    base: Any, data: Any, *, batch_size: int = 32, views: Optional[int] = None,
+    base: Any, data: sources.Data, *, batch_size: int = 32, views: Optional[int] = None,
     cache: Optional[str] = None, name: Optional[str] = None) -> Features:
   """Computes the features of all records by a frozen base, once.
 
@@ -120,7 +121,7 @@ def features(
   return Features(x, rest, views, entries, digest)
 
 
-def join(base: Any, head: Any) -> Any:
+def join(base: Any, head: compat.Model) -> Any:
   """Returns the private model of a frozen base and the head that was trained on its features.
 
   It shares the weights of both, and its ledger counts the runs of both. It is compiled anew to be
@@ -161,17 +162,17 @@ def _part(source: sources.Source, first: int, last: Optional[int]) -> Any:
 class FrozenBase(compat.keras.Model):  # type: ignore[misc, name-defined]
   """A base as features call it, for the checks of a model that trains."""
 
-  def __init__(self, base: Any, training: bool) -> None:
+  def __init__(self, base: compat.Model, training: bool) -> None:
     super().__init__()
     self.base, self._mode = base, training
 
-  def call(self, inputs: Any, training: Any = None) -> Any:
+  def call(self, inputs: trees.Tree, training: Optional[bool] = None) -> Any:
     del training
     return self.base(inputs, training=self._mode)
 
 
-def _checked_model(
-    base: Any, inputs: sources.Source, views: Optional[int]) -> Callable[[Any], np.ndarray]:
+def _checked_model(base: compat.Model, inputs: sources.Source,
+                   views: Optional[int]) -> Callable[[Any], np.ndarray]:
   """Returns the function of a base that keeps its records apart, or raises."""
   trained = [compat.describe(v) for v in base.trainable_variables]
   if trained:
@@ -226,7 +227,7 @@ def _checked_function(
   return run
 
 
-def _digest_of_model(base: Any) -> str:
+def _digest_of_model(base: compat.Model) -> str:
   """Returns a digest of a model's layers and weights, as far as its config tells them."""
   try:
     config = json.dumps(base.get_config(), default=repr, sort_keys=True)

@@ -8,12 +8,13 @@ import numpy as np
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.estimates import moments as moments_lib
 from tfdp_adaptive.estimates import release
 
 
 def least_squares(
-    x: Any, y: Any = None, *, target_epsilon: Optional[float] = None,
+    x: trees.Tree, y: trees.Tree = None, *, target_epsilon: Optional[float] = None,
     noise_multiplier: Optional[float] = None, target_delta: float = 1e-6, bound: float = 1.0,
     constant: float = 0.3, ridge: float = 0.25, name: Optional[str] = None,
     **more: Any) -> compat.Layer:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that private models train well with and Keras does not have."""
 
-from typing import Any
+from typing import Any, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -34,17 +34,17 @@ class WSConv2D(_Conv2D):
     TensorShape([5, 5, 8])
   """
 
-  def __init__(self, *args: Any, epsilon: float = 1e-4, **kwargs: Any) -> None:
+  def __init__(self, *args: object, epsilon: float = 1e-4, **kwargs: object) -> None:
     checks.positive(epsilon=epsilon)
     super().__init__(*args, **kwargs)
     self.epsilon = epsilon
 
-  def build(self, input_shape: Any) -> None:
+  def build(self, input_shape: Sequence[Optional[int]]) -> None:
     super().build(input_shape)
     if getattr(self, 'gain', None) is None:
       self.gain = self.add_weight(name='gain', shape=(self.filters,), initializer='ones')
 
-  def convolution_op(self, inputs: Any, kernel: Any) -> Any:
+  def convolution_op(self, inputs: tf.Tensor, kernel: tf.Tensor) -> Any:
     kernel = tf.convert_to_tensor(kernel)
     unit, _ = standardized(kernel, self.epsilon)
     return super().convolution_op(inputs, unit * tf.cast(self.gain, kernel.dtype))

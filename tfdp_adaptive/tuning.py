@@ -19,7 +19,9 @@ import tensorflow as tf
 
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
+from tfdp_adaptive import trees
 from tfdp_adaptive.accounting import private_search
+from tfdp_adaptive.batches import sources
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import weight_ledger
@@ -45,7 +47,7 @@ class Tuned(NamedTuple):
     return (self.plan if self.model is None else self.model.optimizer).statement()
 
 
-def tune(build: Build, space: Space, data: Any,
+def tune(build: Build, space: Space, data: sources.Data,
          plan: plan_lib.PrivacyPlan, *, validation: Tuple[Any, Any],
          score: Optional[Score] = None,
          directory: Optional[Union[str, pathlib.Path]] = None) -> Tuned:
@@ -148,7 +150,8 @@ def _checked(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan) -> An
   return model
 
 
-def _trained(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, data: Any) -> Any:
+def _trained(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan,
+             data: sources.Data) -> Any:
   model = _checked(build, settings, plan)
   with warnings.catch_warnings():  # A run that diverges loses, and says nothing.
     warnings.filterwarnings('ignore', message='Training has diverged')
@@ -156,7 +159,8 @@ def _trained(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, data:
   return model
 
 
-def _scores(score: Optional[Score], model: Any, x: Any, y: Any, size: int) -> np.ndarray:
+def _scores(score: Optional[Score], model: model_lib.DPModel, x: trees.Tree, y: trees.Tree,
+            size: int) -> np.ndarray:
   values = np.asarray((score or _accuracy)(model, x, y), np.float64)
   if values.shape != (size,):
     raise ValueError('`score` must return one number, from 0 to 1, for each validation record. '
@@ -164,7 +168,7 @@ def _scores(score: Optional[Score], model: Any, x: Any, y: Any, size: int) -> np
   return values
 
 
-def _accuracy(model: Any, x: Any, y: Any) -> np.ndarray:
+def _accuracy(model: model_lib.DPModel, x: trees.Tree, y: trees.Tree) -> np.ndarray:
   outputs, labels = np.asarray(model.predict(x, verbose=0)), np.asarray(y)
   if labels.ndim == outputs.ndim and labels.shape[-1] == outputs.shape[-1] > 1:
     labels = labels.argmax(-1)
@@ -174,12 +178,12 @@ def _accuracy(model: Any, x: Any, y: Any) -> np.ndarray:
   return outputs.argmax(-1) == labels.reshape(-1)
 
 
-def _values(model: Any) -> List[Any]:
+def _values(model: model_lib.DPModel) -> List[Any]:
   """Returns the saved part of a model: its variables in order, without vocabularies."""
   return [v for v in model.weights if hasattr(v, 'assign')]
 
 
-def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: Any,
+def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: trees.Tree,
               weights: List[np.ndarray]) -> Any:
   """The model of an earlier process: built again, with its weights and what they cost."""
   model = _checked(build, settings, plan)
@@ -200,7 +204,8 @@ class _State:
     identity: The values that must be equal when a search resumes, for JSON.
   """
 
-  def __init__(self, directory: Optional[Union[str, pathlib.Path]], identity: Any) -> None:
+  def __init__(self, directory: Optional[Union[str, pathlib.Path]],
+               identity: Sequence[Any]) -> None:
     self._folder = None if directory is None else pathlib.Path(directory)
     self._digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     self._lock: Any = None
@@ -230,7 +235,7 @@ class _State:
     self.candidates, self.done, self.best = saved['candidates'], saved['done'], saved['best']
     return self
 
-  def __exit__(self, *error: Any) -> None:
+  def __exit__(self, *error: object) -> None:
     if self._lock is not None:
       self._lock.close()
 

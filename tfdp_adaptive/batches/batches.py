@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -106,7 +107,7 @@ class Batches(passes.Lazy):
             *([] if commitment is None else [digests.COMMITTED.format(commitment)]),
             *([] if self.views is None else self.views.notes())]
 
-  def check(self, plan: Any, steps_done: int, steps: int, epochs: int) -> None:
+  def check(self, plan: terms_lib.Terms, steps_done: int, steps: int, epochs: int) -> None:
     """Raises `PrivacyError` if a run that has done some steps may not take so many batches."""
     if self.plan != plan:
       raise errors.PrivacyError(NOT_OF_THE_PLAN.format('batches of another plan'))
@@ -194,12 +195,13 @@ NOT_OF_THE_PLAN = (
     "`own_sampler='how records were chosen'`, which the statement repeats.")
 
 
-def of_plan(
-    plan: terms_lib.Terms, data: Any, *, users: Any = None,
-    examples_per_user: Optional[int] = None, record: str = 'mean', cache: Optional[str] = None,
-    start_step: Union[int, Callable[[], int]] = 0, pad_to: Optional[int] = None,
-    coins: Any = None, digests_to: Any = None, changing: Optional[str] = None,
-    augment: Optional[Callable[..., Any]] = None, views: int = 1, strategy: Any = None) -> Any:
+def of_plan(plan: terms_lib.Terms, data: sources.Data, *, users: Optional[users_lib.IdsLike] = None,
+            examples_per_user: Optional[int] = None, record: str = 'mean',
+            cache: Optional[str] = None, start_step: Union[int, Callable[[], int]] = 0,
+            pad_to: Optional[int] = None, coins: sampling_seed.Coins = None,
+            digests_to: Union[str, 'os.PathLike[str]', None] = None, changing: Optional[str] = None,
+            augment: Optional[Callable[..., Any]] = None, views: int = 1,
+            strategy: Optional[tf.distribute.Strategy] = None) -> Any:
   """Returns the remaining batches of a run, in one pass.
 
   Batches are padded with empty rows of weight zero, which must not contribute to the sum of

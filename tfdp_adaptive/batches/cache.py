@@ -9,7 +9,7 @@ import contextlib
 import pathlib
 import shutil
 import tempfile
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Union
 import weakref
 
 import numpy as np
@@ -105,7 +105,7 @@ def _opened(path: pathlib.Path, length: int, dtype: str, shape: Sequence[int]) -
   return _mapped(path, dtype, [length, *shape])
 
 
-def _mapped(path: pathlib.Path, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+def _mapped(path: pathlib.Path, dtype: Union[str, np.dtype], shape: Sequence[int]) -> np.ndarray:
   dtype = tf.as_dtype(dtype).as_numpy_dtype
   if not path.stat().st_size:  # An empty file cannot be mapped.
     return np.zeros([0 if size == -1 else size for size in shape], dtype)
@@ -113,14 +113,14 @@ def _mapped(path: pathlib.Path, dtype: Any, shape: Sequence[int]) -> np.ndarray:
   return mapped.reshape(shape)
 
 
-def _checked(spec: Any) -> tf.TensorSpec:
+def _checked(spec: object) -> tf.TensorSpec:
   if not isinstance(spec, tf.TensorSpec):
     raise ValueError('`data` must be a data set of dense tensors, in tuples and dicts. Received: '
                      f'{type(spec).__name__}.')
   return spec
 
 
-def _write(data: Any, structure: Any, folder: pathlib.Path) -> None:
+def _write(data: tf.data.Dataset, structure: sources.Nest, folder: pathlib.Path) -> None:
   """Writes a whole cache or none: the index, without which there is no cache, is written last."""
   if int(data.cardinality()) == tf.data.INFINITE_CARDINALITY:
     raise ValueError('`data` must be finite: the plan draws its own batches. Remove `.repeat()`.')

@@ -11,7 +11,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.batches import sources
 
 
-def chosen(data: Any, columns: Any) -> Any:
+def chosen(data: Any, columns: sources.Nest) -> Any:
   """Returns data whose records are the named columns of the rows of `data`.
 
   Args:
@@ -41,7 +41,7 @@ def chosen(data: Any, columns: Any) -> Any:
 class _Rows:
   """Some columns of a source of rows."""
 
-  def __init__(self, rows: Any, columns: Any) -> None:
+  def __init__(self, rows: Any, columns: sources.Nest) -> None:
     self._rows, self._columns = rows, columns
 
   def __len__(self) -> int:
@@ -58,7 +58,7 @@ class _Several(_Rows):
     return [_pick(row, self._columns) for row in self._rows.__getitems__(numbers)]
 
 
-def _pick(row: Any, columns: Any) -> Any:
+def _pick(row: object, columns: sources.Nest) -> Any:
   if not isinstance(row, Mapping):
     raise ValueError(f'`columns` needs rows that are dicts. Received: a {type(row).__name__}.')
   found: Dict[str, Any] = dict(row)

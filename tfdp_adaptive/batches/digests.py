@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pathlib
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple, Union
 
 import numpy as np
 
 from tfdp_adaptive import runfolder
+from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 
@@ -33,7 +35,8 @@ class Log:
     size: SECRET number of records.
   """
 
-  def __init__(self, path: Any, seed: sampling_seed.SamplingSeed, plan: Any, size: int) -> None:
+  def __init__(self, path: Union[str, 'os.PathLike[str]'], seed: sampling_seed.SamplingSeed,
+               plan: terms_lib.Terms, size: int) -> None:
     if not seed.in_file or plan.unit != 'example' or plan.seed is not None:
       raise ValueError(
           '`digests_to` needs the coins of a run in a file, by which its batches can be drawn '
@@ -54,7 +57,7 @@ class Log:
       file.write(json.dumps(line) + '\n')
 
 
-def of_records(taken: Any, key: int) -> Iterator[str]:
+def of_records(taken: sources.Nest, key: int) -> Iterator[str]:
   """Yields the digest of each record of a nest of arrays [n, ...]."""
   secret = hashlib.sha256(f'tfdp_adaptive.records {key}'.encode()).digest()
   for parts in zip(*sources.leaves(taken)):

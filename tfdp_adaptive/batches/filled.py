@@ -30,7 +30,8 @@ class Memory:
 class File(Memory):
   """Rows in a mapped file, and beside it how many of them are done."""
 
-  def __init__(self, folder: pathlib.Path, key: str, shape: Tuple[int, ...], dtype: Any) -> None:
+  def __init__(self, folder: pathlib.Path, key: str, shape: Tuple[int, ...],
+               dtype: np.dtype) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     self._note, path = folder / f'{name}.rows', folder / f'{name}.npy'
@@ -57,5 +58,5 @@ class File(Memory):
   def __enter__(self) -> 'File':
     return self
 
-  def __exit__(self, *_: Any) -> None:
+  def __exit__(self, *_: object) -> None:
     self.save()

@@ -21,8 +21,8 @@ def padded(array: np.ndarray, rows: int) -> np.ndarray:
   return value
 
 
-def weighted(
-    batch: Any, used: np.ndarray, class_weight: Optional[Mapping[int, float]]) -> Tuple[Any, ...]:
+def weighted(batch: sources.Nest, used: np.ndarray,
+             class_weight: Optional[Mapping[int, float]]) -> Tuple[Any, ...]:
   """Adds weights to a batch: `used` (0 for padding) times the weights of data and classes."""
   if class_weight is not None:
     used = used * _of_class(batch, used, class_weight)
@@ -35,7 +35,8 @@ def weighted(
       batch[2])
 
 
-def _of_class(batch: Any, used: np.ndarray, class_weight: Mapping[int, float]) -> np.ndarray:
+def _of_class(batch: sources.Nest, used: np.ndarray,
+              class_weight: Mapping[int, float]) -> np.ndarray:
   """The weight of each example's class, as Keras has it."""
   labels = batch[1] if is_pair(batch) else None
   if isinstance(labels, np.ndarray) and labels.ndim == used.ndim + 1:
@@ -47,7 +48,7 @@ def _of_class(batch: Any, used: np.ndarray, class_weight: Mapping[int, float]) -
   return np.array(weights, np.float32).reshape(used.shape)
 
 
-def is_pair(data: Any) -> bool:
+def is_pair(data: sources.Nest) -> bool:
   """Whether a batch has labels."""
   return isinstance(data, tuple) and len(data) in (2, 3)
 

@@ -16,6 +16,9 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import trees
+from tfdp_adaptive.batches import sources
+
 # Nothing tells when a pass is given up, so as many are kept, those that were used last.
 OPEN = 8
 _QUIET = 0.05  # Seconds without a call: TensorFlow asks for the next element within much less.
@@ -38,7 +41,7 @@ class _Calls:
   def __enter__(self) -> None:
     self._under_way.append(os.getpid())
 
-  def __exit__(self, *unused: Any) -> None:
+  def __exit__(self, *unused: object) -> None:
     self._under_way.pop()
     self._last = time.monotonic()
 
@@ -81,7 +84,7 @@ class Lazy(tf.data.Dataset):
     return self._made.element_spec
 
 
-def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dataset:
+def dataset(iterate: Callable[[], Iterator[Any]], signature: sources.Nest) -> tf.data.Dataset:
   """Returns a data set, each pass of which has the elements of another iterator.
 
   Args:
@@ -132,7 +135,7 @@ def dataset(iterate: Callable[[], Iterator[Any]], signature: Any) -> tf.data.Dat
         following, [number], [tf.int64, tf.bool, *(spec.dtype for spec in flat)])
     return tf.ensure_shape(number, []), (tf.ensure_shape(more, []), *leaves)
 
-  def shaped(state: tf.Tensor, element: Any) -> Tuple[tf.Tensor, Any]:
+  def shaped(state: tf.Tensor, element: trees.Tree) -> Tuple[tf.Tensor, Any]:
     leaves = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(element[1:], flat)]
     return state, tf.nest.pack_sequence_as(signature, leaves)
 

@@ -25,6 +25,7 @@ from tfdp_adaptive.batches import tags
 
 _FORMAT = 'tfdp_adaptive.coins 2'
 _BITS = 256
+Coins = Union[str, 'os.PathLike[str]', 'SamplingSeed', None]  # A run's seed, or its file.
 
 
 class SamplingSeed:
@@ -42,7 +43,7 @@ class SamplingSeed:
 
   draw = 0
 
-  def __init__(self, plan: Any, path: Union[str, 'os.PathLike[str]', None] = None,
+  def __init__(self, plan: terms_lib.Terms, path: Union[str, 'os.PathLike[str]', None] = None,
                replace: bool = False):
     try:
       self._path = None if path is None else pathlib.Path(path)
@@ -168,7 +169,7 @@ class ReceivedSeed(SamplingSeed):
     draw: Number by which a step recognizes batches of one draw; zero for a single process.
   """
 
-  def __init__(self, plan: Any) -> None:
+  def __init__(self, plan: terms_lib.Terms) -> None:
     super().__init__(plan)
     self._pass = -1
 
@@ -228,13 +229,13 @@ def _draw_number(key: int) -> int:
   return 1 + int.from_bytes(hashed, 'big') % (tags.DRAWS - 1)
 
 
-def of(plan: Any, coins: Any) -> SamplingSeed:
+def of(plan: terms_lib.Terms, coins: Coins) -> SamplingSeed:
   """Returns a `SamplingSeed` unchanged, and makes them of a path or of None."""
   return coins if isinstance(coins, SamplingSeed) else SamplingSeed(plan, coins)
 
 
 def drawn(terms: terms_lib.Terms, size: Optional[int] = None, start_step: int = 0,
-          coins: Any = None) -> Iterator[np.ndarray]:
+          coins: Coins = None) -> Iterator[np.ndarray]:
   """Returns the indices of the steps from `start_step` on; see `PrivacyPlan.index_batches`."""
   if start_step >= terms.steps:
     raise ValueError(f'All {terms.steps} steps of the plan are used up. '

@@ -21,6 +21,9 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import windows
 
+Nest = Any  # Arrays, specs or sources in tuples and dicts.
+Array = Any  # What is indexed like an array.
+Data = Any  # What `of` takes.
 _NOT_ARRAYS = ('`data` must be numeric or string arrays with the example as leading axis, or a '
                'source of records: an object with `__len__` and `__getitem__`. ')
 
@@ -39,7 +42,7 @@ class Source:
   views: Optional[int] = None  # Along the first axis of each input, where those are stored.
   base: Optional[str] = None  # Digest of the base whose features the records are.
 
-  def __init__(self, length: int, specs: Any, read: Callable[[np.ndarray], Any],
+  def __init__(self, length: int, specs: Nest, read: Callable[[np.ndarray], Any],
                at_hand: bool = False, entries: Sequence[Any] = ()) -> None:
     self.specs, self.at_hand, self.entries = specs, at_hand, tuple(entries)
     self._length, self._read = length, read
@@ -61,7 +64,7 @@ class Source:
     return []
 
 
-def of(data: Any) -> Source:
+def of(data: object) -> Source:
   """Returns the source of an object that holds records.
 
   Raises:
@@ -81,7 +84,7 @@ def of(data: Any) -> Source:
   return _of_array(_array(data))
 
 
-def fingerprint(data: Any) -> str:
+def fingerprint(data: Nest) -> str:
   """Returns a digest of a nest of arrays, including shapes and types."""
   digest = hashlib.sha256()
   for leaf in leaves(data):
@@ -93,7 +96,7 @@ def fingerprint(data: Any) -> str:
   return digest.hexdigest()
 
 
-def map_structure(function: Any, data: Any) -> Any:
+def map_structure(function: Callable[..., Any], data: Nest) -> Any:
   """Maps a function over tuples and dicts; lists count as arrays."""
   if isinstance(data, tuple):
     return tuple(map_structure(function, value) for value in data)
@@ -102,26 +105,26 @@ def map_structure(function: Any, data: Any) -> Any:
   return function(data)
 
 
-def like(data: Any, values: Sequence[Any]) -> Any:
+def like(data: Nest, values: Sequence[Any]) -> Any:
   """Returns tuples and dicts like those of `data` that hold these values."""
   following = iter(values)
   return map_structure(lambda _: next(following), data)
 
 
-def leaves(data: Any) -> list:
+def leaves(data: Nest) -> list:
   if isinstance(data, (tuple, dict)):
     values = data.values() if isinstance(data, dict) else data
     return [leaf for value in values for leaf in leaves(value)]
   return [data]
 
 
-def spec(array: Any) -> tf.TensorSpec:
+def spec(array: Array) -> tf.TensorSpec:
   """Returns the spec of one record of an array."""
   kind = np.dtype(array.dtype)
   return tf.TensorSpec(array.shape[1:], tf.string if kind.kind in 'OSU' else tf.as_dtype(kind))
 
 
-def _of_parts(parts: Any) -> Source:
+def _of_parts(parts: Nest) -> Source:
   """Tuples and dicts of sources of one length."""
   lengths = {len(part) for part in leaves(parts)}
   if len(lengths) != 1:
@@ -137,7 +140,7 @@ def _of_parts(parts: Any) -> Source:
   return found
 
 
-def _of_array(array: Any) -> Source:
+def _of_array(array: Array) -> Source:
   """An array or an object that is indexed like one, in memory, mapped or in a file."""
   in_memory = isinstance(array, np.ndarray)
 
@@ -194,14 +197,14 @@ def _of_batches(batches: Any) -> Source:
   return Source(length, specs, read)
 
 
-def _batch(batch: Any) -> Any:
+def _batch(batch: Nest) -> Any:
   """Returns a batch of Keras as a nest of arrays."""
   if isinstance(batch, (list, tuple)):
     batch = tuple(part for part in batch if part is not None)
   return map_structure(_array, batch)
 
 
-def stacked(records: list, specs: Any) -> Any:
+def stacked(records: list, specs: Nest) -> Any:
   """Stacks records, nests of arrays, into one nest of arrays [n, ...] as `specs` say."""
   columns: List[List[Any]] = [[] for _ in tf.nest.flatten(specs)]
   for one in records:
@@ -237,9 +240,9 @@ def _column(arrays: List[Any], spec_of_one: tf.TensorSpec) -> np.ndarray:
   return result
 
 
-def _record(record: Any) -> Any:
+def _record(record: Nest) -> Any:
   """Returns a record as a nest of arrays."""
-  def leaf(value: Any) -> np.ndarray:
+  def leaf(value: object) -> np.ndarray:
     if value is None:
       raise ValueError('`data` must have a record for every number. Received: None. Leave out what '
                        'is filtered before the plan is made.')
@@ -248,7 +251,7 @@ def _record(record: Any) -> Any:
   return map_structure(leaf, record)
 
 
-def _rows(batch: Any) -> int:
+def _rows(batch: Nest) -> int:
   sizes = {len(leaf) for leaf in leaves(batch)}
   if len(sizes) != 1:
     raise ValueError('All arrays of a batch of `data` must have the same number of examples. '
@@ -256,7 +259,7 @@ def _rows(batch: Any) -> int:
   return sizes.pop()
 
 
-def _is_lazy(data: Any) -> bool:
+def _is_lazy(data: object) -> bool:
   """Returns whether to index `data` where it is, without copying it."""
   known = (np.ndarray, tf.Tensor, tf.Variable, list, str, bytes)
   return (hasattr(data, '__len__') and hasattr(data, '__getitem__')
@@ -264,11 +267,11 @@ def _is_lazy(data: Any) -> bool:
           and not any(hasattr(data, name) for name in ('iloc', 'numpy')))  # pandas, torch.
 
 
-def _is_array(data: Any) -> bool:
+def _is_array(data: Data) -> bool:
   return hasattr(data, 'shape') and hasattr(data, 'dtype') and len(data.shape) > 0
 
 
-def _array(value: Any, axes: int = 1) -> np.ndarray:
+def _array(value: Data, axes: int = 1) -> np.ndarray:
   """Returns numbers or texts with at least so many axes; 0 of a part of one record."""
   try:
     array = np.asarray(value)

@@ -25,6 +25,11 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
+from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive import trees
+
+Number = Any  # An int, or an array or tensor of them.
 _PRIME = 2**28 - 57  # Tags fit into the 29 digits that float64 has more, without rounding up.
 _DIGITS = 2**28 - 1
 # Numbers of rows beyond the most that a batch may have tell of one draw for several workers.
@@ -35,7 +40,7 @@ _TAKEN: Dict[int, Tuple[Any, List[Any]]] = {}  # Identity -> (weak reference to 
 _inside = threading.local()
 
 
-def coefficients(plan: Any) -> Tuple[int, int, int]:
+def coefficients(plan: terms_lib.Terms) -> Tuple[int, int, int]:
   """`(slope, pace, offset)`: tags are `1 + (slope * step + pace * row + offset) % prime`."""
   text = repr([(name, repr(getattr(plan, name, None))) for name in _FIELDS])
   digest = hashlib.sha256(text.encode()).digest()
@@ -43,13 +48,13 @@ def coefficients(plan: Any) -> Tuple[int, int, int]:
   return 1 + slope % (_PRIME - 1), 1 + pace % (_PRIME - 1), offset % _PRIME
 
 
-def tag(plan: Any, step: Any, row: Any = 0) -> Any:
+def tag(plan: terms_lib.Terms, step: Number, row: Number = 0) -> Any:
   """The tag of a row in a step: an int, or an int64 array or tensor like them; never zero."""
   slope, pace, offset = coefficients(plan)
   return 1 + (slope * step + pace * row + offset) % _PRIME
 
 
-def row_of(tagged: Any, plan: Any, step: Any) -> Any:
+def row_of(tagged: Number, plan: terms_lib.Terms, step: Number) -> Any:
   """Returns the row of each tag. Tags of other steps and plans give rows far away."""
   slope, pace, offset = coefficients(plan)
   return (tagged - 1 - slope * step - offset) % _PRIME * pow(pace, -1, _PRIME) % _PRIME
@@ -68,7 +73,8 @@ class Tagged(NamedTuple):
   tag: Any
 
 
-def of_rows(plan: Any, step: int, rows: int, first: int = 0, draw: int = 0) -> np.ndarray:
+def of_rows(plan: terms_lib.Terms, step: int, rows: int, first: int = 0,
+            draw: int = 0) -> np.ndarray:
   """Returns the int32 tags of `rows` rows of a batch.
 
   Args:
@@ -88,7 +94,7 @@ def write(weights: np.ndarray, tags: np.ndarray) -> np.ndarray:
   return np.where(wide == 0, 0.0, bits.view(np.float64))
 
 
-def split(weights: Any) -> Tagged:
+def split(weights: trees.Tree) -> Tagged:
   """Returns the weights of a batch in float32 with the tags that they carry, if all do."""
   if isinstance(weights, Tagged):
     return weights
@@ -105,7 +111,7 @@ def split(weights: Any) -> Tagged:
       lambda w: tf.cast(w, tf.float32) if w.dtype == tf.float64 else w, weights), tag_of_rows)
 
 
-def read(bits: Any) -> Any:
+def read(bits: tf.Tensor) -> Any:
   """The tags in the bits (int64) of weights."""
   return bits & _DIGITS
 
@@ -128,14 +134,14 @@ def in_place(counted: tf.Tensor, several: bool) -> tf.Tensor:
   return (low > high) | (whole & (low == high) & tagged)
 
 
-def _forget(key: int, reference: Any) -> None:
+def _forget(key: int, reference: 'weakref.ref[Any]') -> None:
   """Drops weights that are gone, unless others have their identity by now."""
   if key in _TAKEN and _TAKEN[key][0] is reference:
     del _TAKEN[key]
 
 
 @contextlib.contextmanager
-def spending(optimizer: Any, sample_weight: Any) -> Iterator[None]:
+def spending(optimizer: compat.Optimizer, sample_weight: trees.Tree) -> Iterator[None]:
   """Notes that a run takes a step on a batch, unless the step is inside another call.
 
   Two runs on the same batches have one sample, so that amplification by sampling does not hold for

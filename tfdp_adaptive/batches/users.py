@@ -7,7 +7,7 @@ filled with one of the user's own examples and weight zero, so that all gradient
 """
 
 import functools
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from tfdp_adaptive.batches import sources
 
 _SAMPLED, _AGAIN = 64, 16  # Examples that an order is known by; that are read twice.
 RECORDS = ('mean', 'sum')
+IdsLike = Union[np.ndarray, Sequence[Any]]  # Integers or strings.
 
 
-def checked(ids: Any, size: int) -> np.ndarray:
+def checked(ids: IdsLike, size: int) -> np.ndarray:
   """Returns the user ids of `size` examples as an array; raises if one is missing."""
   ids = np.asarray(ids)
   if ids.shape != (size,) or ids.dtype.kind not in 'iuSUO':
@@ -81,7 +82,7 @@ class Users(Examples):
   """
 
   def __init__(
-      self, examples: sources.Source, ids: Any, examples_per_user: int, record: str = 'mean',
+      self, examples: sources.Source, ids: IdsLike, examples_per_user: int, record: str = 'mean',
       *, seed: sampling_seed.SamplingSeed) -> None:
     super().__init__(examples)
     checks.whole(examples_per_user=examples_per_user)
@@ -126,7 +127,7 @@ class OwnedExamples(Examples):
     seed: The seed of the run, by which it chooses the examples.
   """
 
-  def __init__(self, examples: sources.Source, owners: Any, most: int,
+  def __init__(self, examples: sources.Source, owners: IdsLike, most: int,
                seed: sampling_seed.SamplingSeed) -> None:
     super().__init__(examples)
     ids = np.asarray(owners)
@@ -140,7 +141,7 @@ class OwnedExamples(Examples):
 
 
 def of(plan: terms_lib.Terms, examples: sources.Source, seed: sampling_seed.SamplingSeed,
-       users: Any, examples_per_user: Optional[int], record: str) -> Examples:
+       users: Optional[IdsLike], examples_per_user: Optional[int], record: str) -> Examples:
   """Returns the records of a plan; see `batches.of_plan`."""
   if plan.sampling.by_example:
     if users is None or examples_per_user not in (None, plan.sampling.examples_per_user):

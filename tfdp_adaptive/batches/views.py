@@ -56,7 +56,7 @@ class Views:
     return sources.map_structure(
         lambda a: a.reshape((a.shape[0], a.shape[1] * self.count) + a.shape[3:]), views)
 
-  def repeated(self, part: Any, axes: int) -> Any:
+  def repeated(self, part: sources.Nest, axes: int) -> Any:
     """Returns arrays [examples, ...] as [examples, views, ...]."""
     return sources.map_structure(
         lambda a: np.repeat(np.expand_dims(a, axes), self.count, axis=axes), part)
@@ -99,7 +99,8 @@ class Views:
       place[0] = value if value.shape or place.dtype != object else value.item()
 
 
-def of(source: sources.Source, augment: Any, views: int) -> Optional[Views]:
+def of(source: sources.Source, augment: Optional[Callable[..., Any]],
+       views: int) -> Optional[Views]:
   """Returns the views that `plan.batches(data, augment=..., views=...)` asks for, or None."""
   checks.whole(views=views)
   if augment is not None and not callable(augment):

@@ -49,7 +49,7 @@ class Distributed:
     batches: The `tf.distribute.DistributedDataset`. It may be iterated when `begin` was called.
   """
 
-  def __init__(self, strategy: Any, drawn: Any) -> None:
+  def __init__(self, strategy: tf.distribute.Strategy, drawn: Any) -> None:
     """
     Args:
       strategy: A `tf.distribute.Strategy`.
@@ -93,7 +93,7 @@ class Distributed:
     self._seed.receive(json.loads(received))
 
 
-def agree(strategy: Any, **facts: str) -> None:
+def agree(strategy: tf.distribute.Strategy, **facts: str) -> None:
   """Raises `PrivacyError` on all workers if their secret `facts` differ."""
   chiefs = json.loads(from_chief(strategy, lambda: json.dumps(facts).encode()))
   other = sorted(name for name in facts if facts[name] != chiefs.get(name))
@@ -106,7 +106,7 @@ def agree(strategy: Any, **facts: str) -> None:
         f"chief's on {wrong} replica(s). Run one script with the same data everywhere.")
 
 
-def refuse_shard(data: Any) -> None:
+def refuse_shard(data: object) -> None:
   """Raises for data that a launcher has divided among the workers, as Ray Train does."""
   cluster = json.loads(os.environ.get('TF_CONFIG') or '{}').get('cluster', {})
   count = sum(len(cluster.get(kind, ())) for kind in ('chief', 'worker'))
@@ -122,7 +122,7 @@ def refuse_shard(data: Any) -> None:
         'same arrays, file or data set; each reads only the rows that its devices need.')
 
 
-def from_chief(strategy: Any, make: Callable[[], bytes]) -> bytes:
+def from_chief(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> bytes:
   """Returns the chief's value on every worker. If the chief fails, all workers raise an error."""
   if not compat.has_workers(strategy):
     return make()
@@ -143,9 +143,10 @@ def from_chief(strategy: Any, make: Callable[[], bytes]) -> bytes:
   return content[1:]
 
 
-def _sum(strategy: Any, value: np.ndarray, everybody: bool = False) -> np.ndarray:
+def _sum(strategy: tf.distribute.Strategy, value: np.ndarray,
+         everybody: bool = False) -> np.ndarray:
   """The sum of integers over all replicas; of the chief's first one alone by default."""
-  def of_replica(context: Any) -> tf.Tensor:
+  def of_replica(context: tf.distribute.ReplicaContext) -> tf.Tensor:
     return tf.constant(
         value if everybody or context.replica_id_in_sync_group == 0 else np.zeros_like(value))
 

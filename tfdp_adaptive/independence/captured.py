@@ -83,11 +83,11 @@ def find(*functions: Any) -> Captured:
   return found
 
 
-def _is_number(one: Any) -> bool:
+def _is_number(one: object) -> bool:
   return isinstance(one, numbers.Number) and not isinstance(one, (np.generic, complex, enum.Enum))
 
 
-def _is_data(one: Any) -> bool:
+def _is_data(one: object) -> bool:
   """Whether an object holds numbers in another form than a plain number of Python."""
   if isinstance(one, np.generic):
     return isinstance(one, (np.number, np.bool_))
@@ -97,20 +97,20 @@ def _is_data(one: Any) -> bool:
       hasattr(type(one), '__array__') or hasattr(type(one), 'resource_handle'))
 
 
-def shape(one: Any) -> Tuple[int, ...]:
+def shape(one: object) -> Tuple[int, ...]:
   """Returns the shape of an entry of `Captured.arrays`, without reading a data set."""
   if isinstance(one, (bytes, bytearray)):
     return (len(one),)
   return tuple(getattr(one, 'shape', None) or ())
 
 
-def _is_container(one: Any) -> bool:
+def _is_container(one: object) -> bool:
   """Whether an object is a list, set or the like of others."""
   return isinstance(one, (collections.abc.Sequence, collections.abc.Set,
                           collections.abc.ValuesView)) and not isinstance(one, (str, range))
 
 
-def _brought(one: Any) -> Iterator[Any]:
+def _brought(one: object) -> Iterator[Any]:
   """Returns the objects that a non-numeric object refers to."""
   if isinstance(one, collections.abc.Mapping):
     yield from (one.keys(), one.values())
@@ -156,20 +156,20 @@ def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
                   if inspect.isfunction(vars(kind).get(name)))
 
 
-def _names(code: Any) -> Iterator[str]:
+def _names(code: types.CodeType) -> Iterator[str]:
   yield from code.co_names
   for constant in code.co_consts:
     if isinstance(constant, types.CodeType):
       yield from _names(constant)
 
 
-def is_own(one: Any) -> bool:
+def is_own(one: object) -> bool:
   """Whether a function or object, or a function that it calls, is of no library."""
   return any(callable(part) and not compat.is_layer(part) and not of_library(part) for part in (
       one, type(one), *getattr(one, '__dict__', {}).values()))
 
 
-def of_library(one: Any) -> bool:
+def of_library(one: object) -> bool:
   """Whether a function, class or module comes with Keras, TensorFlow, NumPy or this library."""
   module = one.__name__ if isinstance(one, types.ModuleType) else (
       getattr(one, '__module__', None) or type(one).__module__)

@@ -20,11 +20,28 @@ and `tf.print` is left to the caller.
 
 import collections
 import re
-from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import (
+  Any,
+  Callable,
+  Container,
+  Dict,
+  Iterable,
+  Iterator,
+  List,
+  NamedTuple,
+  Sequence,
+  Set,
+  Tuple,
+  Union,
+)
 
 import numpy as np
 import tensorflow as tf
 
+Concrete = Any  # A concrete function of TensorFlow.
+Graph = Any  # A `GraphDef`.
+Node = Any  # A `NodeDef` or `FunctionDef`.
+Constant = Union[int, float, bytes]
 _COMPARE = frozenset((
     'Less', 'LessEqual', 'Greater', 'GreaterEqual', 'Equal', 'NotEqual', 'ApproximateEqual',
     'FloorMod', 'Mod', 'TruncateMod', 'FloorDiv', 'TruncateDiv', 'Minimum', 'Maximum'))
@@ -54,7 +71,7 @@ class Held(NamedTuple):
   tables: int = 0
 
 
-def held(concrete: Any) -> Held:
+def held(concrete: Concrete) -> Held:
   """Returns what a concrete function holds.
 
   Args:
@@ -77,7 +94,7 @@ def held(concrete: Any) -> Held:
               tuple(concrete.graph.variables), len(tables))
 
 
-def _may_be_data(value: Any) -> bool:
+def _may_be_data(value: object) -> bool:
   """Whether an array has numbers of its own: neither all equal nor, as positions are, in a row."""
   value = np.asarray(value)  # A single text is no array of NumPy.
   flat = value.ravel()
@@ -87,7 +104,7 @@ def _may_be_data(value: Any) -> bool:
   return value.dtype.kind in 'fV' and flat.size > 1 and bool((flat != flat[0]).any())
 
 
-def nodes(definition: Any) -> List[Any]:
+def nodes(definition: Graph) -> List[Any]:
   """All nodes of a graph's definition and of its functions."""
   return [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
 
@@ -106,7 +123,7 @@ class Constants(NamedTuple):
   texts: List[bytes]
 
 
-def compared(concrete: Any) -> Constants:
+def compared(concrete: Concrete) -> Constants:
   """Returns constants that a function and its callees compare with, at most 16 per kind."""
   definition = concrete.graph.as_graph_def()
   # A graph for one size of batch knows that size too, and others must be tried.
@@ -149,12 +166,12 @@ def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[n
              for t in leaves], c
 
 
-def filled(rows: np.ndarray, value: Any) -> np.ndarray:
+def filled(rows: np.ndarray, value: Constant) -> np.ndarray:
   """Rows of a constant, where they may hold it."""
   return np.full_like(rows, value) if _holds(rows, value) else rows
 
 
-def _holds(leaf: np.ndarray, value: Any) -> bool:
+def _holds(leaf: np.ndarray, value: Constant) -> bool:
   if isinstance(value, bytes) or leaf.dtype.kind in 'OSU':
     return isinstance(value, bytes) and leaf.dtype.kind in 'OSU'
   if _real(leaf):
@@ -191,7 +208,7 @@ def _compared(nodes: Iterable[Any], left_out: Container[str]) -> Iterable[np.nda
         yield tf.make_ndarray(source.attr['value'].tensor)
 
 
-def _only_seeds(node: Any, users: Dict[str, List[Any]]) -> bool:
+def _only_seeds(node: Node, users: Dict[str, List[Any]]) -> bool:
   """Whether a node's value is the key of random draws, and nothing else."""
   after = users[node.name]
   return bool(after) and all(
@@ -199,7 +216,7 @@ def _only_seeds(node: Any, users: Dict[str, List[Any]]) -> bool:
       for user in after)
 
 
-def _has_data(node: Any, find: Callable[[str], Any]) -> bool:
+def _has_data(node: Node, find: Callable[[str], Any]) -> bool:
   """Whether a node is made of more than constants and random draws, as masks of dropout are."""
   waiting, seen = [node], set()
   while waiting:
@@ -229,7 +246,10 @@ class Value(NamedTuple):
   resource: Any = None  # The name of the resource that it is a handle of.
 
 
-def written(concrete: Any, inputs: Any) -> List[str]:
+Known = Dict[str, Any]  # Tuples of `Value`s, by the name of a node or argument.
+
+
+def written(concrete: Concrete, inputs: int) -> List[str]:
   """Returns what is written of the data, in words.
 
   Args:
@@ -246,7 +266,7 @@ def written(concrete: Any, inputs: Any) -> List[str]:
   return sorted(search.found)
 
 
-def _name(concrete: Any, handle: Any) -> str:
+def _name(concrete: Concrete, handle: tf.Tensor) -> str:
   names = [v.name for v in concrete.graph.variables if v.handle is handle]
   return f'variable {names[0]!r}' if names else 'a table or another resource'
 
@@ -254,12 +274,12 @@ def _name(concrete: Any, handle: Any) -> str:
 class _Search:
   """Follows data through graphs; `found` grows."""
 
-  def __init__(self, library: Any) -> None:
+  def __init__(self, library: Sequence[Node]) -> None:
     self.found: Set[str] = set()
     self._library = {f.signature.name: f for f in library}
     self._results: Dict[Any, Any] = {}
 
-  def scan(self, nodes: Any, known: Any, control: Any) -> Any:
+  def scan(self, nodes: Sequence[Node], known: Known, control: bool) -> Any:
     """Returns the known properties of every node's outputs.
 
     Args:
@@ -280,7 +300,7 @@ class _Search:
           known[node.name], changed = values, True
     return known
 
-  def _outputs(self, node: Any, inputs: Any, control: Any) -> Tuple[Value, ...]:
+  def _outputs(self, node: Node, inputs: Sequence[Value], control: bool) -> Tuple[Value, ...]:
     functions = _functions(node)
     if node.op in _BRANCHES and functions:
       choice, *arguments = inputs
@@ -299,7 +319,7 @@ class _Search:
       self.found.add(f'{node.op} into {handles[0] if handles else "a file"}')
     return (Value(data, f'a resource ({node.op})' if _MAKES.match(node.op) else None),)
 
-  def _loop(self, node: Any, inputs: Any, control: Any) -> Any:
+  def _loop(self, node: Node, inputs: Sequence[Value], control: bool) -> Any:
     condition, body = (node.attr[name].func.name for name in ('cond', 'body'))
     state = tuple(inputs)
     while True:
@@ -311,7 +331,7 @@ class _Search:
         return state
       state = merged
 
-  def _call(self, name: str, arguments: Any, control: Any) -> Any:
+  def _call(self, name: str, arguments: Sequence[Value], control: bool) -> Any:
     key = name, tuple(arguments), control
     if key not in self._results:
       function = self._library[name]
@@ -323,7 +343,7 @@ class _Search:
     return self._results[key]
 
 
-def _functions(node: Any) -> List[str]:
+def _functions(node: Node) -> List[str]:
   """Names of the functions that a node calls."""
   names = []
   for name in sorted(node.attr):
@@ -333,7 +353,7 @@ def _functions(node: Any) -> List[str]:
   return names
 
 
-def _value(known: Any, reference: str) -> Value:
+def _value(known: Known, reference: str) -> Value:
   """Of 'node', 'node:1' or, inside functions, 'node:output:1'."""
   name, *rest = reference.split(':')
   values = known.get(name, (Value(),))

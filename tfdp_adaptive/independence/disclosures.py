@@ -63,12 +63,12 @@ def sentences(
   yield from _adapted(compat.all_layers(model), covered)
 
 
-def label(layer: Any) -> str:
+def label(layer: compat.Layer) -> str:
   """Returns the name in the ledger of a layer's private adaptation."""
   return f'estimates.adapt({layer.name})'
 
 
-def say_public(layer: Any, source: str) -> None:
+def say_public(layer: compat.Layer, source: str) -> None:
   """Records that a layer was adapted to public data."""
   object.__setattr__(layer, _PUBLIC, source)
 
@@ -111,7 +111,7 @@ def _adapted(layers: Sequence[Any], covered: Callable[[Any], bool]) -> Iterator[
         "public='where the data come from')`.", errors.Caution, stacklevel=4)
 
 
-def _is_adapted(layer: Any) -> bool:
+def _is_adapted(layer: compat.Layer) -> bool:
   """Whether a layer holds something that it may have computed from data."""
   if not hasattr(layer, 'adapt'):
     return False
@@ -125,7 +125,7 @@ def _is_adapted(layer: Any) -> bool:
       np.any(np.asarray(mean) != 0) or np.any(np.asarray(variance) != 1))
 
 
-def _words(layer: Any) -> List[Any]:
+def _words(layer: compat.Layer) -> List[Any]:
   try:
     return list(layer.get_vocabulary(include_special_tokens=False))
   except (AttributeError, RuntimeError, ValueError):  # It has none yet.

@@ -16,13 +16,14 @@ the graph calls (`tf.numpy_function`).
 
 import contextlib
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.independence import constants as constants_lib
 from tfdp_adaptive.independence import probes
@@ -40,6 +41,8 @@ _ROUNDING_OF_SIZES = 1e-2
 
 
 _SETTING = threading.RLock()
+Change = Callable[..., np.ndarray]  # `(rows, all rows, kept ones) -> rows`.
+Case = Tuple[str, Change, Sequence[int]]  # `(words, change, kept ones)`.
 
 
 @contextlib.contextmanager
@@ -60,7 +63,7 @@ def _as_traced() -> Iterator[None]:
 
 @_as_traced()
 def check(
-    model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Optional[int],
+    model: compat.Model, leaves: List[np.ndarray], structure: trees.Tree, static: Optional[int],
     after_call: Callable[..., Any]) -> constants_lib.Held:
   """Raises `PrivacyError` where an example depends on others, or a step keeps data.
 
@@ -108,7 +111,7 @@ class _Traces:
   """The traces of one model, by the size of the batch where that is static."""
 
   def __init__(
-      self, model: compat.Model, leaves: List[np.ndarray], structure: Any, static: Any,
+      self, model: compat.Model, leaves: List[np.ndarray], structure: trees.Tree, static: bool,
       after_call: Callable[..., Any]) -> None:
     self._model, self._structure, self._after_call = model, structure, after_call
     self._leaves, self._static = leaves, static
@@ -141,7 +144,7 @@ class _Traces:
                 for n in (size, other))
     return one != two
 
-  def nest(self, leaves: Any) -> Any:
+  def nest(self, leaves: Sequence[Any]) -> Any:
     return tf.nest.pack_sequence_as(self._structure, leaves)
 
   def _trace(self, size: Optional[int]) -> probes.Trace:
@@ -205,7 +208,7 @@ def _check_contents(
   run.salt, run.count, run.rate = 0.0, None, None
 
 
-def _compare(run: Any, base: List[np.ndarray], cases: Any) -> None:
+def _compare(run: probes.Runner, base: List[np.ndarray], cases: Sequence[Case]) -> None:
   """Raises where examples kept notice `cases`, `(words, change, kept)`, of the others."""
   batch = base + [_errors(len(base[0]))]
   before = _accepted(run, batch)
@@ -218,7 +221,8 @@ def _compare(run: Any, base: List[np.ndarray], cases: Any) -> None:
             moved(run, before, after, kept, kept), _influence(run, batch, before)))
 
 
-def _check_constants(traces: _Traces, leaves: List[np.ndarray], found: Any) -> None:
+def _check_constants(traces: _Traces, leaves: List[np.ndarray],
+                     found: constants_lib.Constants) -> None:
   """Batches that hold what the graph compares with, or are as large: here and there, or all."""
   n = len(leaves[0])
   if not _is_heavy(traces.runner(n), traces.runner(n)(leaves + [_errors(n)])):
@@ -270,7 +274,7 @@ def _check_sizes(
         raise mixes(f'{how} when {words}', moved(run, before, after, rows, places))
 
 
-def _accepted(run: Any, batch: Any) -> Any:
+def _accepted(run: probes.Runner, batch: List[np.ndarray]) -> Any:
   """A run, or None where the batch is no input."""
   try:
     return run(batch)
@@ -291,7 +295,8 @@ def _errors(n: int) -> np.ndarray:
   return np.random.default_rng(1).uniform(0.5, 1.5, size=(n, 2)).astype(np.float32)
 
 
-def _run_changed(run: Any, batch: Any, change: Any, kept: Any) -> Any:
+def _run_changed(run: probes.Runner, batch: List[np.ndarray], change: Change,
+                 kept: Sequence[int]) -> Any:
   """`_accepted` of a batch with all others changed."""
   others = [i for i in range(len(batch[0])) if i not in kept]
   changed = [np.copy(t) for t in batch]
@@ -300,7 +305,7 @@ def _run_changed(run: Any, batch: Any, change: Any, kept: Any) -> Any:
   return _accepted(run, changed)
 
 
-def _influence(run: Any, batch: Any, before: Any) -> float:
+def _influence(run: probes.Runner, batch: List[np.ndarray], before: probes.Seen) -> float:
   """Returns the largest change of the others' clipped sum when one example changes."""
   n, worst = len(batch[0]), 0.0
   for row in {0, n // 2, n - 1}:
@@ -325,7 +330,7 @@ def _dtype(array: np.ndarray) -> tf.DType:
   return tf.string if array.dtype.kind in 'OSU' else tf.as_dtype(array.dtype)
 
 
-def ragged(leaves: List[np.ndarray], order: Any) -> List[np.ndarray]:
+def ragged(leaves: List[np.ndarray], order: slice) -> List[np.ndarray]:
   """Examples of several lengths: zeros after what is kept of the first axis, or before."""
   leaves = [np.copy(t) for t in leaves]
   n = len(leaves[0])
@@ -340,7 +345,7 @@ def _real(array: np.ndarray) -> bool:
   return array.dtype.kind in 'fV'  # V: bfloat16.
 
 
-def _shortened(rows: Any, order: Any = slice(None)) -> Any:
+def _shortened(rows: np.ndarray, order: slice = slice(None)) -> Any:
   rows = np.copy(rows)
   if rows.ndim > 1:
     rows[:, order][:, 1:] = np.zeros((), rows.dtype)
@@ -361,7 +366,8 @@ CHANGES = {
 }
 
 
-def difference(run: Any, before: Any, after: Any, rows: Any, places: Any, tolerance: float) -> str:
+def difference(run: probes.Runner, before: probes.Seen, after: probes.Seen, rows: Sequence[int],
+               places: Sequence[int], tolerance: float) -> str:
   """Returns in words how the examples `rows` differ from before; '' if they do not."""
   # Sums over batches of two sizes have another order, and keep some of what cancels in them.
   cancelled = lambda old: 1e-3 * typical(old) if tolerance == _ROUNDING_OF_SIZES else 0.0
@@ -403,7 +409,8 @@ def typical(values: np.ndarray) -> float:
       sizes, tuple(range(1, sizes.ndim)), where=np.isfinite(sizes), initial=0)))
 
 
-def moved(run: Any, before: Any, after: Any, rows: Any, places: Any) -> float:
+def moved(run: probes.Runner, before: probes.Seen, after: probes.Seen, rows: Sequence[int],
+          places: Sequence[int]) -> float:
   """Returns the change of the clipped sum, in clip norms, for a clip norm below all norms."""
   return float(np.linalg.norm(sum(
       _unit(run.gradient(before, row)) - _unit(run.gradient(after, place))

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import protocol
@@ -49,7 +50,7 @@ class Seen(NamedTuple):
   factors: Any
 
 
-def trace(model: compat.Model, x: Any, check: Any) -> Trace:
+def trace(model: compat.Model, x: trees.Tree, check: Callable[[], None]) -> Trace:
   """Returns the `Trace` of training on a batch like `x`.
 
   Args:
@@ -60,7 +61,7 @@ def trace(model: compat.Model, x: Any, check: Any) -> Trace:
   together = bookkeeping.supports(model, x)[0]
   symbolic: List[Any] = []
 
-  def run(x: Any, errors: tf.Tensor) -> Seen:
+  def run(x: trees.Tree, errors: tf.Tensor) -> Seen:
     batch = interface.Batch(x, errors, (), tf.ones(tf.shape(errors)[:1], tf.bool))
     if together:
       factors, outputs, losses = bookkeeping.factors_of(model, _loss, batch)
@@ -92,7 +93,7 @@ def python_state(model: compat.Model) -> Dict[Tuple[int, str], Any]:
           if type(value) in (bool, int, float, str) and name not in _OF_KERAS}
 
 
-def _loss(errors: tf.Tensor, outputs: Any, _: Any) -> tf.Tensor:
+def _loss(errors: tf.Tensor, outputs: trees.Tree, _: object) -> tf.Tensor:
   """[n]: sums of outputs in proportions of each example's own: `errors` [n, 2], angle and size."""
   angle, size = tf.unstack(errors, axis=1)
   angle, total = angle[:, tf.newaxis], tf.zeros_like(size)
@@ -120,7 +121,7 @@ class Runner:
     weights = {compat.variable_key(v) for v in model.trainable_variables}
     self._captures = [self._copy(t, id(t) in weights) for t in traced.concrete.captured_inputs]
 
-  def _copy(self, capture: Any, is_weight: bool) -> Any:
+  def _copy(self, capture: tf.Tensor, is_weight: bool) -> Any:
     """Returns the handle of a variable's copy; other values unchanged."""
     kinds = getattr(getattr(capture, '_handle_data', None), 'shape_and_type', None)
     if capture.dtype != tf.resource or not kinds:
@@ -141,7 +142,7 @@ class Runner:
                for operation in self._trace.concrete.graph.get_operations()
                for t in operation.outputs if t.shape.rank is not None)
 
-  def __call__(self, batch: Any) -> Seen:
+  def __call__(self, batch: Sequence[np.ndarray]) -> Seen:
     """`Seen` for a list of arrays, the last of which are the errors."""
     for variable, value in self._variables:
       if tf.is_tensor(value):
@@ -182,7 +183,7 @@ class Held:
     PrivacyError: If an operation draws numbers that cannot be held fixed.
   """
 
-  def __init__(self, concrete: Any) -> None:
+  def __init__(self, concrete: constants.Concrete) -> None:
     name = f'tfdp_adaptive_draws_{next(_COUNT)}'  # Name of the variable that holds the salt.
     definition = concrete.graph.as_graph_def()
     functions: Dict[Any, Any] = {}
@@ -204,7 +205,7 @@ class Held:
     else:  # Nothing is drawn, so that no graph is to be made anew.
       self._run = compat.with_captures(concrete)
 
-  def __call__(self, values: Sequence[Any], salt: Any) -> Any:
+  def __call__(self, values: Sequence[Any], salt: trees.Scalar) -> Any:
     """Returns the outputs. The salt fixes the draws; `LEAST` and `MOST` give extreme ones."""
     tf.raw_ops.AssignVariableOp(resource=self._salt, value=tf.constant(salt, tf.float64))
     return self._run(*values)
@@ -220,7 +221,7 @@ def _handle(name: str) -> tf.Tensor:
     return tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name=name)
 
 
-def _imported(concrete: Any, definition: Any) -> Any:
+def _imported(concrete: constants.Concrete, definition: constants.Graph) -> Any:
   """A graph, changed, as a function like the one it is of."""
   fed = {'^' + t.op.name for t in concrete.inputs}
   for node in definition.node:  # Nothing can wait for what is fed.
@@ -228,7 +229,7 @@ def _imported(concrete: Any, definition: Any) -> Any:
   used = {name.split(':')[0] for node in definition.node for name in node.input}
   outputs = [t.name for t in concrete.outputs]
 
-  def run(*values: Any) -> Any:
+  def run(*values: tf.Tensor) -> Any:
     inputs = {t.name: v for t, v in zip(concrete.inputs, values) if t.op.name in used}
     return tf.graph_util.import_graph_def(definition, inputs, outputs, name='held')
 
@@ -236,7 +237,7 @@ def _imported(concrete: Any, definition: Any) -> Any:
       run, [tf.TensorSpec(t.shape, t.dtype) for t in concrete.inputs])
 
 
-def _rename(definition: Any, suffix: str) -> None:
+def _rename(definition: constants.Graph, suffix: str) -> None:
   """Renames functions, because the originals still exist."""
   names = {f.signature.name for f in definition.library.function}
   for function in definition.library.function:
@@ -248,13 +249,14 @@ def _rename(definition: Any, suffix: str) -> None:
           called.name += suffix
 
 
-def has_draws(concrete: Any) -> bool:
+def has_draws(concrete: constants.Concrete) -> bool:
   """Whether any operation of a concrete function, or of what it calls, draws numbers."""
   return any(node.op in _DRAWS or node.op.startswith('StatelessRandom') or _UNHELD.match(node.op)
              for node in constants.nodes(concrete.graph.as_graph_def()))
 
 
-def _replace(node: Any, functions: Any, salt: Callable[[], tf.Tensor]) -> None:
+def _replace(node: constants.Node, functions: Dict[Any, constants.Concrete],
+             salt: Callable[[], tf.Tensor]) -> None:
   """Makes a node that draws call a function of its inputs that does not."""
   draw: Any
   draw, types = _DRAWS[node.op]
@@ -263,7 +265,7 @@ def _replace(node: Any, functions: Any, salt: Callable[[], tf.Tensor]) -> None:
   key = (node.op, *taken, result)
   if key not in functions:
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, one) for one in taken])
-    def function(*inputs: Any) -> tf.Tensor:
+    def function(*inputs: tf.Tensor) -> tf.Tensor:
       with tf.name_scope('held'):  # Once inlined, names must differ from those around.
         return draw(*inputs, dtype=result, salt=salt())
     functions[key] = function.get_concrete_function()
@@ -274,7 +276,7 @@ def _replace(node: Any, functions: Any, salt: Callable[[], tf.Tensor]) -> None:
   node.attr['f'].func.name = functions[key].function_def.signature.name
 
 
-def _include(definition: Any, function: Any) -> None:
+def _include(definition: constants.Graph, function: constants.Concrete) -> None:
   """Adds a function and all that it calls to a graph's library."""
   have = {f.signature.name for f in definition.library.function}
   inner = function.graph.as_graph_def().library.function
@@ -283,7 +285,7 @@ def _include(definition: Any, function: Any) -> None:
       definition.library.function.append(one)
 
 
-def _uniform(shape: tf.Tensor, salt: Any, *key: Any) -> tf.Tensor:
+def _uniform(shape: tf.Tensor, salt: trees.Scalar, *key: tf.Tensor) -> tf.Tensor:
   """Float64 in (0, 1) of a seed or key and each axis' index, not of any axis' length."""
   tag = _tag(key[0]) if key else 0.0
   shape = tf.cast(tf.reshape(shape, [-1]), tf.int32)
@@ -303,55 +305,57 @@ def _uniform(shape: tf.Tensor, salt: Any, *key: Any) -> tf.Tensor:
   return tf.reshape(mixed, shape)
 
 
-def _tag(key: Any) -> tf.Tensor:
+def _tag(key: tf.Tensor) -> tf.Tensor:
   """A number of a seed or a key."""
   low = tf.bitwise.bitwise_and(tf.reshape(key, [-1]), tf.constant(0xffff, key.dtype))
   return tf.reduce_sum(tf.cast(low, tf.float64)) * 0.618
 
 
-def _uniforms(shape: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _uniforms(shape: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
   uniform = _uniform(shape, salt, *key)
   return tf.cast(uniform if dtype.size > 2 else tf.minimum(uniform, 0.99), dtype)  # Below 1.
 
 
-def _normals(shape: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _normals(shape: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
   uniform = _uniform(shape, salt, *key)
   return tf.cast(tf.math.ndtri(0.04 + 0.92 * uniform), dtype)  # Truncated ones, too.
 
 
-def _integers(shape: tf.Tensor, *rest: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _integers(shape: tf.Tensor, *rest: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
   *key, low, high = rest
   uniform = _uniform(shape, salt, *key)
   width = tf.cast(high, tf.float64) - tf.cast(low, tf.float64)
   return low + tf.cast(tf.floor(uniform * width), dtype)
 
 
-def _full_integers(shape: tf.Tensor, key: Any, *_: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _full_integers(shape: tf.Tensor, key: tf.Tensor, *_: object, dtype: tf.DType,
+                   salt: trees.Scalar) -> tf.Tensor:
   return tf.cast(_uniform(shape, salt, key) * 2.0**31, dtype)
 
 
-def _shuffled(value: tf.Tensor, *key: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _shuffled(value: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
   del dtype
   order = _uniform(tf.shape(value)[:1], salt, *key)
   return tf.gather(value, tf.argsort(order))
 
 
-def _categories(
-    logits: tf.Tensor, samples: tf.Tensor, *_: Any, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _categories(logits: tf.Tensor, samples: tf.Tensor, *_: object, dtype: tf.DType,
+                salt: trees.Scalar) -> tf.Tensor:
   shape = tf.concat([tf.shape(logits)[:1], [samples], tf.shape(logits)[1:]], 0)
   gumbel = -tf.math.log(-tf.math.log(_uniform(shape, salt)))
   chosen = tf.argmax(tf.cast(logits, tf.float64)[:, tf.newaxis] + gumbel, -1)
   return tf.cast(chosen, dtype)
 
 
-def _positive(shape: tf.Tensor, parameter: tf.Tensor, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _positive(shape: tf.Tensor, parameter: tf.Tensor, dtype: tf.DType,
+              salt: trees.Scalar) -> tf.Tensor:
   """Numbers of a gamma or Poisson distribution's support, about as large as they would be."""
   shape = tf.concat([tf.cast(shape, tf.int32), tf.shape(parameter)], 0)
   value = 2 * _uniform(shape, salt) * tf.cast(parameter, tf.float64)
   return tf.cast(value if dtype.is_floating else tf.floor(value), dtype)
 
 
-def _poisson(shape: tf.Tensor, rate: tf.Tensor, dtype: tf.DType, salt: Any) -> tf.Tensor:
+def _poisson(shape: tf.Tensor, rate: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
   return tf.cast(tf.floor(_positive(shape, rate, tf.float64, salt)), dtype)
 
 

@@ -2,7 +2,7 @@
 """Finds parts of a model in which one example changes another's gradient."""
 
 from concurrent import futures
-from typing import Any, Dict, Iterator, List, MutableMapping, MutableSet, Sequence
+from typing import Any, Dict, Iterator, List, MutableMapping, MutableSet, Optional, Sequence
 import weakref
 
 import numpy as np
@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import comparison
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import constants
@@ -67,7 +68,7 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
   return ', '.join(names[:most]) + (f' and {more} more' if more > 0 else '')
 
 
-def validate_model(model: compat.Model, x: Any = None) -> None:
+def validate_model(model: compat.Model, x: trees.Tree = None) -> None:
   """Checks that what every example contributes depends on that example alone.
 
   Structurally (batch normalization, activity regularizers, stateful layers), and by
@@ -125,7 +126,8 @@ def look(*models: compat.Model) -> None:
       _UNSEEN[model] = specs
 
 
-def check_held(model: compat.Model, functions: Sequence[Any], public: Any = None) -> List[float]:
+def check_held(model: compat.Model, functions: Sequence[Any],
+               public: Optional[str] = None) -> List[float]:
   """Raises `PrivacyError` for losses, penalties, constraints and schedules that hold arrays.
 
   What they hold reaches the weights unclipped, and mostly after the noise: they may read weights,
@@ -172,7 +174,7 @@ def check_probed(model: compat.Model) -> None:
         'examples, or use `fit`.')
 
 
-def build(model: compat.Model, x: Any) -> None:
+def build(model: compat.Model, x: trees.Tree) -> None:
   """Makes the weights of a model by calling it on an example of `x`, inputs or their specs."""
   for length in _LENGTHS:
     try:
@@ -183,7 +185,7 @@ def build(model: compat.Model, x: Any) -> None:
         raise
 
 
-def accepted(model: compat.Model, x: Any) -> Any:
+def accepted(model: compat.Model, x: trees.Tree) -> Any:
   """Returns examples that the model accepts: words of its vocabulary, axes as long as it needs."""
   words = [layer.input_dim for layer in model._flatten_layers()
            if isinstance(layer, compat.keras.layers.Embedding)]
@@ -199,7 +201,7 @@ def accepted(model: compat.Model, x: Any) -> Any:
   raise failures[0]
 
 
-def _check_inference(model: compat.Model, x: Any) -> None:
+def _check_inference(model: compat.Model, x: trees.Tree) -> None:
   run = lambda start, stop: [np.asarray(t, np.float64) for t in tf.nest.flatten(
       model(_rows(x, start, stop), training=False))]
   together = run(0, 2)
@@ -228,11 +230,11 @@ def _refuse_data_losses(model: compat.Model) -> None:
         '`Concatenate()([decoded, mean, log_variance])`.')
 
 
-def _rows(x: Any, start: Any, stop: Any) -> Any:
+def _rows(x: trees.Tree, start: int, stop: int) -> Any:
   return tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[start:stop]), x)
 
 
-def _examples(x: Any, length: int, words: int = 2, whole: bool = False) -> Any:
+def _examples(x: trees.Tree, length: int, words: int = 2, whole: bool = False) -> Any:
   """`independence.SIZE` examples as arrays: made up for specs, else the first ones of `x`.
 
   Args:

@@ -3,12 +3,13 @@
 
 import dataclasses
 import inspect
-from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Optional, Tuple, Union
 
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -63,7 +64,7 @@ class Performance:
           f'`engine` must be one of {engines.ENGINES}. Received: engine={self.engine!r}.')
 
 
-def performance(value: Any) -> Performance:
+def performance(value: Union[Performance, Dict[str, Any], None]) -> Performance:
   """Returns the value of the argument `performance`: a `Performance`, its config or None."""
   if isinstance(value, dict):
     value = Performance(**value)
@@ -92,7 +93,7 @@ def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optiona
                      f'repeats it. Received: own_sampler={own_sampler!r}.')
 
 
-def check_public(batch: Any) -> Any:
+def check_public(batch: trees.Tree) -> Any:
   """Returns the public batch, or raises ValueError if it has no record."""
   shapes = [t.shape for t in tf.nest.flatten(batch) if hasattr(t, 'shape')]
   if batch is None or any(len(shape) and shape[0] == 0 for shape in shapes):

@@ -15,7 +15,7 @@ import pathlib
 import shutil
 import tarfile
 import tempfile
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import tensorflow as tf
 
@@ -53,8 +53,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       their order counts.
   """
 
-  def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'], save_freq: Any = 'epoch',
-               delete_checkpoint: bool = True, **kwargs: Any) -> None:
+  def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'],
+               save_freq: Union[str, int] = 'epoch', delete_checkpoint: bool = True,
+               **kwargs: object) -> None:
     if not isinstance(backup_dir, (str, os.PathLike)) or not str(backup_dir):
       raise ValueError('`backup_dir` must be the path of a folder of this run alone. Received: '
                        f'backup_dir={backup_dir!r}.')
@@ -69,7 +70,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     if model is not None:
       self.set_model(model)
 
-  def on_train_begin(self, logs: Any = None) -> None:
+  def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     if not self.model.built:
       raise ValueError('`BackupAndRestore` needs a model that is built before `fit`, or there is '
                        f'nothing to restore into. Received: {self.model.name}, which is not. Give '
@@ -123,12 +124,12 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
           archive.add(whole, '.')
     return packed.getvalue()
 
-  def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+  def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     if self.save_freq != 'epoch':
       self._require_room()
     self._save(super().on_train_batch_end, batch, logs)
 
-  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+  def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     if self.save_freq == 'epoch':
       self._require_room()
     self._save(super().on_epoch_end, epoch, logs)
@@ -140,7 +141,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
           _OF_A_VARIABLE + math.prod(v.shape) * tf.as_dtype(v.dtype).size
           for v in (*self.model.variables, *self.model.optimizer.variables)))
 
-  def on_train_end(self, logs: Any = None) -> None:
+  def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
     super().on_train_end(logs)
     if not self._writes:
       shutil.rmtree(self._working.parent, ignore_errors=True)
@@ -168,7 +169,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     except OSError:  # A file system without locks.
       pass
 
-  def _save(self, save: Callable[..., None], *arguments: Any) -> None:
+  def _save(self, save: Callable[..., None], *arguments: object) -> None:
     """Lets Keras save, and makes the saved file the backup."""
     with runfolder.writing(runfolder.STATE):
       save(*arguments)

@@ -5,8 +5,9 @@ docs/callbacks.md says what the callbacks of Keras cost.
 """
 
 import math
+import os
 import pathlib
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
@@ -23,6 +25,7 @@ from tfdp_adaptive.report import card_page
 _CHECK_EVERY = 20  # Steps.
 _SMALL = 0.1  # Root mean square of weights: growth from less, as from zeros, is no sign.
 Callback: Any = compat.keras.callbacks.Callback
+Callbacks = Any  # One, a list of them, or a `CallbackList`.
 _CHOICES = {
     'EarlyStopping': 'decides when training stops',
     'ReduceLROnPlateau': 'decides the learning rate',
@@ -51,7 +54,8 @@ class PrivacyReport(Callback):
   """
 
   def __init__(self, target_delta: Optional[float] = None, name: str = 'epsilon',
-               card: Any = None, looks: Optional[stopping.Looks] = None) -> None:
+               card: Union[str, 'os.PathLike[str]', None] = None,
+               looks: Optional[stopping.Looks] = None) -> None:
     super().__init__()
     if target_delta is not None:
       checks.probability(target_delta=target_delta)
@@ -59,13 +63,13 @@ class PrivacyReport(Callback):
     self._card, self._looks = None if card is None else pathlib.Path(card), looks
     self._began = False
 
-  def on_train_begin(self, logs: Any = None) -> None:
+  def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     _check_plan(self)
     if self._looks is not None:
       self._looks.claim(self.model.optimizer.plan, self._looks.steps[-1])  # It is one of this plan.
     self._began = True
 
-  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+  def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     if logs is not None:
       ledger = self.model.ledger
       if self._looks is not None:
@@ -108,11 +112,11 @@ class StopAtBudget(Callback):
     """Returns the number of steps that the budget covers; None before the first step."""
     return self._last
 
-  def on_train_begin(self, logs: Any = None) -> None:
+  def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     self._last, self.reason = None, ''
     _check_plan(self)
 
-  def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+  def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     if self._last is None:  # Now, when a run that another callback restores is restored.
       self._last = self._affordable()
     if self._next() > self._last:
@@ -120,7 +124,7 @@ class StopAtBudget(Callback):
           f'The budget of epsilon {self._epsilon:g} does not cover another step. Received: '
           f'{self.model.optimizer.steps_done} steps done, of which {self._last} are covered.')
 
-  def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+  def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     if self._last is not None and self._next() > self._last:
       self.reason = f'step {self._last + 1} would exceed epsilon {self._epsilon:g}'
       self.model.stop_training = True
@@ -146,7 +150,7 @@ class StopAtBudget(Callback):
     return max(least, 0)
 
 
-def _check_plan(callback: Any) -> None:
+def _check_plan(callback: Callbacks) -> None:
   """Raises if the optimizer has no plan."""
   optimizer = callback.model.optimizer
   if getattr(optimizer, 'plan', None) is None:
@@ -170,7 +174,8 @@ class StopIfDiverged(Callback):
     factor: See above.
   """
 
-  def __init__(self, growth: Optional[float] = None, public_data: Any = None,
+  def __init__(self, growth: Optional[float] = None,
+               public_data: Optional[Tuple[trees.Tree, trees.Tree]] = None,
                factor: float = 2.0) -> None:
     super().__init__()
     self.async_safe = self._supports_tf_logs = True  # It reads no logs: nothing waits for them.
@@ -183,17 +188,17 @@ class StopIfDiverged(Callback):
     self._batches = 0
     self.reason = ''  # Why training was stopped.
 
-  def on_train_begin(self, logs: Any = None) -> None:
+  def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     self._start, self._least, self._batches, self.reason = None, float('inf'), 0, ''
     if self.model.built:
       self._start = self._size()
 
-  def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+  def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     self._batches += 1
     if self._batches % _CHECK_EVERY == 0:
       self._check_weights()
 
-  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+  def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     self._check_weights()
     if self._public_data is None or self.reason:
       return
@@ -229,7 +234,7 @@ class StopIfDiverged(Callback):
         'are spent: see `model.ledger`.')
 
 
-def with_divergence_check(callbacks: Any) -> Any:
+def with_divergence_check(callbacks: Callbacks) -> Any:
   """Returns the callbacks of a `fit`, with one that checks whether weights are finite."""
   if isinstance(callbacks, compat.keras.callbacks.CallbackList):
     return callbacks  # It is complete.
@@ -237,7 +242,7 @@ def with_divergence_check(callbacks: Any) -> Any:
   return given if any(isinstance(c, StopIfDiverged) for c in given) else given + [StopIfDiverged()]
 
 
-def before_fit(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
+def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = ()) -> None:
   """Warns of callbacks that decide by private numbers, before the first step.
 
   Args:
@@ -251,7 +256,7 @@ def before_fit(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
   run = model.optimizer.run
   for note in notes:
     run.note(note)
-  given = getattr(callbacks, 'callbacks', callbacks)
+  given: Any = getattr(callbacks, 'callbacks', callbacks)
   own = sorted({type(one).__name__ for one in given if captured.is_own(one)})
   if own:
     run.note(f'Callbacks of its own ran between the steps, {own}. If they used private data to '
@@ -276,7 +281,7 @@ def before_fit(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
              'all planned steps holds.')
 
 
-def after_fit(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
+def after_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = ()) -> None:
   """Counts all planned steps of a run that was stopped, and writes the cards of reports.
 
   A `fit` that was not stopped has taken the steps that it was given beforehand. What could have
@@ -292,7 +297,7 @@ def after_fit(model: Any, callbacks: Any, notes: Sequence[str] = ()) -> None:
     if note not in run.notes:
       errors.caution(note)
       run.note(note)
-  given = getattr(callbacks, 'callbacks', callbacks)
+  given: Any = getattr(callbacks, 'callbacks', callbacks)
   if model.stop_training and run.plan is not None and run.steps:
     budget = [one.affordable for one in given if getattr(one, 'affordable', None) is not None]
     run.stopped = int(min([run.plan.steps, *budget]))

@@ -8,11 +8,12 @@ the quantities of Figures 4 to 6 of Ganesh et al. (2025), arXiv:2507.01129, and 
 of Li et al. (2023), arXiv:2212.00309.
 """
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.keras import optimizer as optimizer_lib
@@ -23,7 +24,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 def of_step(
     clipped: interface.Clipped, clips: Sequence[tf.Tensor], mask: tf.Tensor, batch_size: float,
-    rule_state: Any) -> Dict[str, tf.Tensor]:
+    rule_state: trees.Tree) -> Dict[str, tf.Tensor]:
   """Returns the scalars of one step by name. If the rule has several asks, they are of the first.
 
   Args:

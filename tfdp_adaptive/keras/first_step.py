@@ -6,7 +6,7 @@ and `ExampleLoss` make of the same examples must be the same: a gradient inside 
 with its own reduction may say otherwise. No record is read.
 """
 
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,10 +25,12 @@ _ROUNDING, _COARSE = 2e-3, 0.1  # Largest relative differences, in float32 and i
 _UNCLIPPED = 1e18  # Its square is a number.
 _CANNOT = (ValueError, TypeError, LookupError, AttributeError, NotImplementedError,
            tf.errors.OpError)
+State = List[Tuple[Any, tf.Tensor]]  # Variables and their values.
+Results = List[Tuple[float, np.ndarray]]  # Loss and gradient of each example.
 
 
-def check(
-    model: compat.Model, loss: Any, compiled: Tuple[Any, Any], specs: Any, asks: Any) -> None:
+def check(model: compat.Model, loss: interface.Loss, compiled: Tuple[Any, Any], specs: trees.Tree,
+          asks: Tuple[contract.Ask, ...]) -> None:
   """Raises `PrivacyError` where a step would not compute what Keras computes.
 
   If the default engine's book-keeping is wrong and the gradient of a whole model is right, the
@@ -70,13 +72,13 @@ def check(
     _restore(state)
 
 
-def _restore(state: Any) -> None:
+def _restore(state: State) -> None:
   for variable, value in state:
     variable.assign(value)
 
 
 def _of_keras(model: compat.Model, compiled: Tuple[Any, Any], batch: interface.Batch,
-              together: bool, state: Any) -> List[Tuple[float, np.ndarray]]:
+              together: bool, state: State) -> Results:
   """Returns `(loss, gradient)` of each example, from a forward pass of all or of each alone."""
   _restore(state)
   variables = model.trainable_variables
@@ -89,14 +91,14 @@ def _of_keras(model: compat.Model, compiled: Tuple[Any, Any], batch: interface.B
 
 
 def _loss_of(model: compat.Model, compiled: Tuple[Any, Any], one: interface.Batch,
-             outputs: Any) -> tf.Tensor:
+             outputs: trees.Tree) -> tf.Tensor:
   """Returns Keras' loss of a batch of one example."""
   outputs = model(one.x, training=True) if outputs is None else outputs
   weight = None if trees.absent(one.sample_weight) else one.sample_weight
   return compat.compiled_loss(*compiled, compat.output_names(model))(one.y, outputs, weight)
 
 
-def _row(i: int, tree: Any) -> Any:
+def _row(i: int, tree: trees.Tree) -> Any:
   """Returns a batch of example i alone, with its masks."""
 
   def row(tensor: tf.Tensor) -> tf.Tensor:
@@ -108,15 +110,15 @@ def _row(i: int, tree: Any) -> Any:
   return trees.map(row, tree)
 
 
-def _joined(gradients: Any, variables: Any) -> np.ndarray:
+def _joined(gradients: trees.Tree, variables: Sequence[compat.Variable]) -> np.ndarray:
   return np.concatenate([np.zeros(0)] + [
       np.zeros(int(np.prod(v.shape))) if g is None else np.ravel(
           np.asarray(tf.cast(tf.convert_to_tensor(g), tf.float64)))
       for g, v in zip(gradients, variables)])
 
 
-def _of_engine(model: compat.Model, loss: Any, batch: interface.Batch, decided: str,
-               state: Any) -> List[Tuple[float, np.ndarray]]:
+def _of_engine(model: compat.Model, loss: interface.Loss, batch: interface.Batch, decided: str,
+               state: State) -> Results:
   """Returns the same of an engine that clips at infinity, one example at a time unmasked."""
   results = []
   request = interface.Request(
@@ -136,7 +138,7 @@ def _near(one: Tuple[float, np.ndarray], other: Tuple[float, np.ndarray],
       np.linalg.norm(one[1] - other[1]) <= rounding * np.linalg.norm(other[1]) + 1e-6)
 
 
-def _differs(got: Any, expected: Any, decided: str) -> errors.PrivacyError:
+def _differs(got: Results, expected: Results, decided: str) -> errors.PrivacyError:
   say = lambda results: [
       (float(f'{value:.4g}'), float(f'{np.linalg.norm(gradient):.4g}'))
       for value, gradient in results]
@@ -149,14 +151,14 @@ def _differs(got: Any, expected: Any, decided: str) -> errors.PrivacyError:
       '`model.compile(..., compare_first_step=False)` leaves this out, and the statement says so.')
 
 
-def _made_up(model: compat.Model, specs: Any) -> interface.Batch:
+def _made_up(model: compat.Model, specs: trees.Tree) -> interface.Batch:
   """Two examples with labels that are classes, zeros or ones, and weights near one."""
   x, y, weights = specs
   x = trees.map(lambda t: t[:_COUNT], validation.accepted(model, x))
   outputs = tf.nest.flatten(model(trees.map(tf.convert_to_tensor, x), training=False))
   rng = np.random.default_rng(0)
 
-  def shape(spec: Any) -> List[int]:
+  def shape(spec: tf.TensorSpec) -> List[int]:
     like: Optional[Any] = next((t.shape for t in outputs if t.shape.rank >= len(spec.shape)), None)
     sizes = [2 if like is None else like[i] for i in range(len(spec.shape))]
     return [_COUNT] + [size if d is None else d for d, size in zip(spec.shape[1:], sizes[1:])]

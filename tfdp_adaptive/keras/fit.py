@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import workers
@@ -23,7 +24,8 @@ from tfdp_adaptive.keras import step
 
 
 @contextlib.contextmanager
-def training(model: compat.Model, x: Any, y: Any, kwargs: Dict[str, Any]) -> Iterator[Any]:
+def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
+             kwargs: Dict[str, Any]) -> Iterator[Any]:
   """Yields the data to pass to Keras' `fit`, and notes in the statement how training ended.
 
   Args:
@@ -62,8 +64,8 @@ def training(model: compat.Model, x: Any, y: Any, kwargs: Dict[str, Any]) -> Ite
     callbacks_lib.after_fit(model, kwargs['callbacks'], notes())
 
 
-def check_fit(optimizer: optimizer_lib.DPOptimizer, x: Any, y: Any, kwargs: Dict[str, Any],
-              tight: bool = False) -> Any:
+def check_fit(optimizer: optimizer_lib.DPOptimizer, x: trees.Tree, y: trees.Tree,
+              kwargs: Dict[str, Any], tight: bool = False) -> Any:
   """Refuses data that is not sampled as accounted for, before reading it.
 
   Returns:
@@ -125,7 +127,7 @@ def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
   return {**kwargs, **placed}
 
 
-def loss_weights(value: Any) -> Any:
+def loss_weights(value: trees.Tree) -> Any:
   """As they are, if they are numbers: in Keras 3 metrics stand in another place."""
   for weight in tf.nest.flatten(value):
     if isinstance(weight, str) or callable(weight):
@@ -135,7 +137,7 @@ def loss_weights(value: Any) -> Any:
   return value
 
 
-def warn_of_padding(model: Any, metrics: Any) -> None:
+def warn_of_padding(model: compat.Model, metrics: trees.Tree) -> None:
   """Warns of custom metrics without `sample_weight`, which see a plan's padding."""
   names = [type(metric).__name__ for metric in tf.nest.flatten(metrics)
            if isinstance(metric, compat.keras.metrics.Metric) and captured.is_own(metric)]
@@ -156,7 +158,7 @@ _DECIDE = ('l2_norm_clip', 'noise_multiplier', 'batch_size', 'adjacency', 'clipp
            'own_sampler')
 
 
-def check_strategy(strategy: Any, variables: Sequence[Any] = ()) -> None:
+def check_strategy(strategy: tf.distribute.Strategy, variables: Sequence[Any] = ()) -> None:
   """Refuses strategies under which private steps have not been tested.
 
   Args:
@@ -187,7 +189,7 @@ def check_strategy(strategy: Any, variables: Sequence[Any] = ()) -> None:
         'MultiWorkerMirroredStrategy.')
 
 
-def fed(model: compat.Model, x: Any, kwargs: Dict[str, Any]) -> Any:
+def fed(model: compat.Model, x: trees.Tree, kwargs: Dict[str, Any]) -> Any:
   """Returns the data to pass to Keras for batches `x` of a plan; other data unchanged.
 
   Args:
@@ -230,7 +232,7 @@ class _Begin(compat.keras.callbacks.Callback):
     super().__init__()
     self._distributed = distributed
 
-  def on_train_begin(self, logs: Any = None) -> None:
+  def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     optimizer, strategy = self.model.optimizer, self.model.distribute_strategy
     if self._distributed is not None:
       self._distributed.begin(optimizer.steps_done)
@@ -243,7 +245,7 @@ class _Begin(compat.keras.callbacks.Callback):
         tuple(compat.read(v) for v in state)))
 
 
-def _specs(x: Any, specs: Any) -> Any:
+def _specs(x: trees.Tree, specs: trees.Tree) -> Any:
   """Nest of the specs of one batch of inputs, of `x` and the specs of its batches, if known."""
   if specs is not None:
     return specs[0] if isinstance(specs, tuple) else specs

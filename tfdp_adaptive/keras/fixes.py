@@ -16,7 +16,7 @@ _KEPT = ('dtype', 'trainable', 'epsilon', 'center', 'scale', 'beta_initializer',
          'gamma_constraint')
 
 
-def fix_model(model: Any, groups: int = GROUPS, verbose: bool = True) -> Any:
+def fix_model(model: compat.Model, groups: int = GROUPS, verbose: bool = True) -> Any:
   """Returns a copy whose BatchNormalization is replaced by a normalization of each example.
 
   Images and sequences get a GroupNormalization, vectors a LayerNormalization. The new layer is
@@ -78,11 +78,11 @@ def _show(changes: Sequence[str]) -> None:
     print(f'  and {len(changes) - _SHOWN} more, see `tfdp_changes` of the copy')
 
 
-def _cloned(model: Any, groups: int, changes: List[str],
+def _cloned(model: compat.Model, groups: int, changes: List[str],
             pairs: Dict[int, Tuple[Any, Any]]) -> Any:
   replaced: Set[int] = set()
 
-  def clone(layer: Any) -> Any:
+  def clone(layer: compat.Layer) -> Any:
     if _is_container(layer):
       return _cloned(layer, groups, changes, pairs)
     if _mixes(layer):
@@ -94,7 +94,7 @@ def _cloned(model: Any, groups: int, changes: List[str],
       pairs[id(layer)] = layer, new
     return new
 
-  def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+  def call(layer: compat.Layer, *args: object, **kwargs: object) -> Any:
     if id(layer) in replaced:  # Keras 3 hands over masks by name to whoever took them.
       kwargs = {key: value for key, value in kwargs.items() if key not in ('mask', 'training')}
     return layer(*args, **kwargs)
@@ -102,20 +102,20 @@ def _cloned(model: Any, groups: int, changes: List[str],
   return compat.clone_model(model, clone, call)
 
 
-def _is_container(layer: Any) -> bool:
+def _is_container(layer: compat.Layer) -> bool:
   return isinstance(layer, keras.Sequential) or (
       isinstance(layer, keras.Model) and compat.input_structure(layer) is not None)
 
 
-def _mixes(layer: Any) -> bool:
+def _mixes(layer: compat.Layer) -> bool:
   return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
-def _refuse_hidden(model: Any) -> None:
+def _refuse_hidden(model: compat.Model) -> None:
   """Refuses layers that a layer-by-layer copy cannot replace."""
   reached: Set[int] = set()
 
-  def visit(one: Any) -> None:
+  def visit(one: compat.Model) -> None:
     for layer in one.layers:
       reached.add(id(layer))
       if _is_container(layer):
@@ -133,7 +133,7 @@ def _refuse_hidden(model: Any) -> None:
         + '. Use GroupNormalization where these are made.')
 
 
-def _replacement(layer: Any, groups: int, changes: List[str]) -> Any:
+def _replacement(layer: compat.Layer, groups: int, changes: List[str]) -> Any:
   size, axis, rank = _channels(layer)
   config = {key: value for key, value in layer.get_config().items() if key in _KEPT}
   if rank == 2:
@@ -157,7 +157,7 @@ def number_of_groups(channels: int, most: int = GROUPS) -> int:
              default=1)
 
 
-def _channels(layer: Any) -> Tuple[int, int, int]:
+def _channels(layer: compat.Layer) -> Tuple[int, int, int]:
   """`(number, axis, rank of the inputs)`."""
   axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
   if len(axes) != 1:
@@ -167,6 +167,6 @@ def _channels(layer: Any) -> Tuple[int, int, int]:
   return int(layer.moving_mean.shape[0]), axes[0], layer.input_spec.ndim
 
 
-def _values(layer: Any, name: str) -> List[Any]:
+def _values(layer: compat.Layer, name: str) -> List[Any]:
   variable = getattr(layer, name, None)
   return [] if variable is None else [variable.numpy()]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Histograms of the results of private training, for TensorBoard."""
 
-from typing import Any, List, Optional
+import os
+from typing import Any, Dict, List, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -29,14 +30,14 @@ class TensorBoardHistograms(Callback):
     every: Number of epochs between two histograms.
   """
 
-  def __init__(self, log_dir: Any, every: int = 1) -> None:
+  def __init__(self, log_dir: Union[str, 'os.PathLike[str]'], every: int = 1) -> None:
     super().__init__()
     checks.whole(every=every)
     self._log_dir, self._every = str(log_dir), every
     self._writer: Any = None
     self._before: Optional[List[np.ndarray]] = None
 
-  def on_train_begin(self, logs: Any = None) -> None:
+  def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     optimizer = self.model.optimizer
     if any(ask.second is not None and not ask.second.private for ask in optimizer.rule.asks):
       raise errors.PrivacyError(
@@ -45,7 +46,7 @@ class TensorBoardHistograms(Callback):
     self._writer = tf.summary.create_file_writer(self._log_dir)
     self._before = self._weights() if self.model.built else None
 
-  def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+  def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     if (epoch + 1) % self._every:
       return
     now, before = self._weights(), self._before
@@ -63,7 +64,7 @@ class TensorBoardHistograms(Callback):
     self._before = now
     self._writer.flush()
 
-  def on_train_end(self, logs: Any = None) -> None:
+  def on_train_end(self, logs: Optional[Dict[str, Any]] = None) -> None:
     if self._writer is not None:
       self._writer.close()
 

@@ -18,9 +18,9 @@ from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.keras import diagnostics
 
 
-def observe(
-    model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.Batch,
-    clipped: interface.Clipped, request: interface.Request, penalty: Any) -> Dict[str, tf.Tensor]:
+def observe(model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.Batch,
+            clipped: interface.Clipped, request: interface.Request,
+            penalty: trees.Scalar) -> Dict[str, tf.Tensor]:
   """Returns loss, metrics and diagnostics of a step.
 
   Args:
@@ -57,8 +57,8 @@ def observe(
 
 def _report_losses(
     model: compat.Model, loss: losses_lib.ExampleLoss, examples: interface.Batch, used: tf.Tensor,
-    present: tf.Tensor, clipped: interface.Clipped, outputs: Any, masks: Any,
-    penalty: Any) -> None:
+    present: tf.Tensor, clipped: interface.Clipped, outputs: trees.Tree, masks: trees.Tree,
+    penalty: trees.Scalar) -> None:
   """Updates the metrics of the loss, and of the losses of several outputs, as Keras does."""
   count = tf.reduce_sum(tf.cast(used, clipped.losses.dtype))
   of_batch = lambda values, adds: tf.math.divide_no_nan(
@@ -100,7 +100,7 @@ def _times_masks(weights: Sequence[Any], masks: Sequence[Any]) -> List[Any]:
   return products
 
 
-def _nest(outputs: Any, weights: List[Any]) -> Any:
+def _nest(outputs: trees.Tree, weights: List[Any]) -> Any:
   """Returns weights in the structure of the outputs, or None for none at all."""
   if all(weight is None for weight in weights):
     return None
@@ -121,7 +121,7 @@ def _kept(model: compat.Model) -> Iterator[None]:
     weight.assign(value)
 
 
-def _targets(y: Any, outputs: Any) -> Any:
+def _targets(y: trees.Tree, outputs: trees.Tree) -> Any:
   """Adds an entry for outputs without a loss, because Keras 3 expects targets for all outputs."""
   if not isinstance(y, dict) or not isinstance(outputs, dict):
     return y

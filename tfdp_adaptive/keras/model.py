@@ -14,6 +14,8 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
+from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses as losses_lib
@@ -68,9 +70,9 @@ class DPModel(_Mixin):
   leaves_out_penalties = False  # As an audit does, which knows what else a release may hold.
 
   def compile(
-      self, optimizer: Any = None, loss: Any = None, *args: Any,
+      self, optimizer: compat.Optimizer = None, loss: Any = None, *args: object,
       public_penalty: Optional[str] = None, views: int = 1, compare_first_step: bool = True,
-      **kwargs: Any) -> None:
+      **kwargs: object) -> None:
     """Compiles the model with a `tfdp` optimizer. Metrics do not count padded examples.
 
     Args:
@@ -120,7 +122,7 @@ class DPModel(_Mixin):
       self.optimizer.run.note('Gradients of examples were not compared with those of Keras.')
     self._warn_of_unknown_weights()
 
-  def set_weights(self, weights: Any) -> None:
+  def set_weights(self, weights: trees.Tree) -> None:
     """Sets all weights, as in Keras. Warns if a plan then begins with them at zero steps."""
     super().set_weights(weights)
     self._has_unknown_weights = True
@@ -134,7 +136,7 @@ class DPModel(_Mixin):
     self.optimizer.run.note(_UNKNOWN_WEIGHTS)
     errors.caution(f'{_UNKNOWN_WEIGHTS} {_USE_SILO}')
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, name: str, value: object) -> None:
     super().__setattr__(name, value)
     if name == 'optimizer' and isinstance(value, optimizer_lib.DPOptimizer):
       value.run.of(self)  # Whoever gives it, `compile` or an assignment.
@@ -146,7 +148,7 @@ class DPModel(_Mixin):
       config['class_name'] = keras.saving.get_registered_name(type(self))
     return json.dumps(config, **kwargs)
 
-  def _trackable_children(self, *args: Any, **kwargs: Any) -> Any:
+  def _trackable_children(self, *args: object, **kwargs: object) -> Any:
     if 'savedmodel' in (kwargs.get('save_type'), *args):
       self.reset_metrics()  # Exact sums over private data, which Keras 2 would export.
     weight_ledger.track(self)  # Before TensorFlow asks what there is to save.
@@ -159,7 +161,7 @@ class DPModel(_Mixin):
 
   def privacy_card(
       self, *, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
-      looks: Any = None) -> Any:
+      looks: Optional[stopping.Looks] = None) -> Any:
     """Returns the privacy card of the weights: a guarantee that a reviewer can check.
 
     `card_json.to_json`, `card_page.markdown` and `card_page.html` write it, and `tfdp verify`
@@ -195,7 +197,7 @@ class DPModel(_Mixin):
     if self.built and self.trainable_variables:  # A frozen one has none.
       self.optimizer.build(self.trainable_variables)
 
-  def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+  def fit(self, x: trees.Tree = None, y: trees.Tree = None, *args: object, **kwargs: object) -> Any:
     """Trains as in Keras. With a plan, `x` must be the data set `plan.batches(data)`.
 
     Weights that are no longer finite end it, with a warning.
@@ -204,16 +206,16 @@ class DPModel(_Mixin):
     with fit_lib.training(self, x, y, kwargs) as data:
       return super().fit(*data, **kwargs)
 
-  def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
+  def prepare_data(self, x: trees.Tree, y: trees.Tree, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     """Returns the arguments to pass to Keras' `fit`, once they have been checked."""
     del kwargs
     return x, y
 
-  def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+  def _maybe_symbolic_build(self, iterator: object = None, data_batch: trees.Tree = None) -> None:
     del data_batch  # Keras 3 would read a batch, and cannot on several workers.
     compat.build_symbolically(self, iterator, self.batch_kinds.specs)
 
-  def make_train_function(self, *args: Any, **kwargs: Any) -> Any:
+  def make_train_function(self, *args: object, **kwargs: object) -> Any:
     """Returns the training function, after it has checked the variables."""
     _private_optimizer(self).check_variables(self.trainable_variables)
     self.build_optimizer()  # A trace that creates variables is made twice.
@@ -233,7 +235,7 @@ class DPModel(_Mixin):
       return super().train_on_batch(*args, **kwargs)
 
   @compat.unconverted
-  def train_step(self, data: Any) -> Dict[str, tf.Tensor]:
+  def train_step(self, data: trees.Tree) -> Dict[str, tf.Tensor]:
     _refuse_own_step(self)
     _private_optimizer(self)
     fit_lib.check_strategy(tf.distribute.get_strategy())
@@ -247,10 +249,10 @@ class DPModel(_Mixin):
       raise
 
   @compat.unconverted
-  def test_step(self, data: Any) -> Dict[str, tf.Tensor]:
+  def test_step(self, data: trees.Tree) -> Dict[str, tf.Tensor]:
     return compat.logs_of_replica(super().test_step(data))
 
-  def prepare_step(self, x: Any) -> losses_lib.ExampleLoss:
+  def prepare_step(self, x: trees.Tree) -> losses_lib.ExampleLoss:
     """Builds and validates the model, once per kind of input; returns the loss of each example."""
     engines.remember(self, x)
     if not self.built:
@@ -260,7 +262,7 @@ class DPModel(_Mixin):
     return losses_lib.ExampleLoss(loss, loss_weights, compat.output_names(self))
 
   @tf.autograph.experimental.do_not_convert
-  def compare_step(self, loss: losses_lib.ExampleLoss, examples: Any) -> None:
+  def compare_step(self, loss: losses_lib.ExampleLoss, examples: trees.Tree) -> None:
     """Compares loss and gradients with Keras' own, once per kind of batch; see `agreement`."""
     specs = tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
@@ -274,7 +276,7 @@ class DPModel(_Mixin):
                     self.optimizer.rule.asks).result()
 
   @tf.autograph.experimental.do_not_convert
-  def _build_for(self, x: Any) -> None:
+  def _build_for(self, x: trees.Tree) -> None:
     """Makes the weights, eagerly, though a step is traced: others are not there yet (Keras 3)."""
     if compat.has_replicas() or tf.executing_eagerly():
       self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
@@ -283,7 +285,7 @@ class DPModel(_Mixin):
     with futures.ThreadPoolExecutor(1) as thread:
       thread.submit(validation.build, self, specs).result()
 
-  def validate_for_replicas(self, specs: Any) -> None:
+  def validate_for_replicas(self, specs: trees.Tree) -> None:
     """Validates the model before `fit` begins, since replicas cannot probe themselves."""
     if not self.built:
       with self.distribute_strategy.scope():
@@ -291,7 +293,7 @@ class DPModel(_Mixin):
     self._validate_eagerly(specs)
 
   @tf.autograph.experimental.do_not_convert
-  def _validate(self, x: Any) -> None:
+  def _validate(self, x: trees.Tree) -> None:
     """Validates the model once per kind of input, while the step is traced."""
     validation.validate_structure(self)
     if compat.has_replicas():
@@ -312,7 +314,7 @@ class DPModel(_Mixin):
             '`plan.batches(data)`.')
       self.batch_kinds.validated.add(signature)
 
-  def _validate_eagerly(self, specs: Any) -> None:
+  def _validate_eagerly(self, specs: trees.Tree) -> None:
     validation.validate_model(self, specs)
     run = self.optimizer.run
     run.disclose(self, self.check_held(self._public_penalty))

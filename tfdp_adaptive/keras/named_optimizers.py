@@ -30,7 +30,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   factory: Any = None  # staticmethod, set by the subclass.
   defaults: Mapping[str, Any] = types.MappingProxyType({})  # Defaults of Keras' arguments.
 
-  def __init_subclass__(cls, **kwargs: Any) -> None:
+  def __init_subclass__(cls, **kwargs: object) -> None:
     """Editors see the arguments of `factory`, or those of a subclass' own constructor."""
     super().__init_subclass__(**kwargs)
     constructor = cls.__init__
@@ -40,7 +40,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
     else:
       cls.__signature__ = signatures.without_self(constructor)
 
-  def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None:
+  def __init__(self, learning_rate: Any = 0.001, **kwargs: object) -> None:
     names = arguments.parameters(self.factory)
     rule_config = {k: v for k, v in kwargs.items() if k in names}
     signatures.check_given(type(self).__name__, self.factory, rule_config)

@@ -101,7 +101,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       performance: Optional[arguments.Performance] = None,
       public_data: Any = None, own_sampler: Optional[str] = None,
       diagnostics: bool = False, seed: Optional[int] = None, allow_non_private: bool = False,
-      name: Optional[str] = None, **kwargs: Any) -> None:
+      name: Optional[str] = None, **kwargs: object) -> None:
     arguments.refuse(kwargs)
     contract.check_rule(rule)
     if l2_norm_clip is None and getattr(plan, 'l2_norm_clip', None) is None:
@@ -132,7 +132,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       errors.caution(f'{self.name}: {choices.caution(clipping)}')
     self._fixed = arguments.fixed(type(self))
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, name: str, value: object) -> None:
     setter = getattr(getattr(type(self), name, None), 'fset', None)
     if name in self._fixed and setter is None and value is not vars(self).get(name, self):
       raise AttributeError(
@@ -204,7 +204,7 @@ class DPOptimizer(compat.GlobalOptimizer):
   # State.
 
   @tf.autograph.experimental.do_not_convert
-  def build(self, var_list: Any) -> None:
+  def build(self, var_list: Sequence[compat.Variable]) -> None:
     """Creates the rule's and the privatizer's variables, once."""
     if self.run.state is not None:
       return
@@ -245,7 +245,7 @@ class DPOptimizer(compat.GlobalOptimizer):
           'thawed or added since. Compile again with a new optimizer (and plan): what was spent '
           'stays in `model.ledger`, and the new run adds to it.')
 
-  def _warn_of_regimes(self, specs: Any) -> None:
+  def _warn_of_regimes(self, specs: Sequence[tf.TensorSpec]) -> None:
     if isinstance(self.clipping, choices.Automatic):  # Its clip norm is not known yet.
       return
     noise_std = self.noise_multiplier * contract.mean_sensitivity(
@@ -254,7 +254,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
       errors.caution(f'{self.name}: {message}')
 
-  def _add_state(self, value: Any) -> compat.Variable:
+  def _add_state(self, value: tf.Tensor) -> compat.Variable:
     return compat.add_optimizer_variable(self, value.numpy())
 
   def read_state(self) -> private_rule.State:
@@ -315,30 +315,33 @@ class DPOptimizer(compat.GlobalOptimizer):
       raise errors.PrivacyError(
           f'{self.name} was handed gradients that were not clipped per example. {errors.FIX}')
 
-  def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+  def apply_gradients(self, grads_and_vars: trees.Tree, *args: object, **kwargs: object) -> Any:
     self._refuse_gradients()
     return super().apply_gradients(grads_and_vars, *args, **kwargs)
 
-  def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+  def apply(self, grads: trees.Tree,
+            trainable_variables: Optional[Sequence[compat.Variable]] = None) -> Any:
     self._refuse_gradients()
     return super().apply(grads, trainable_variables)
 
-  def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
+  def compute_gradients(self, loss: trees.Tree, var_list: Sequence[compat.Variable],
+                        tape: Optional[tf.GradientTape] = None) -> Any:
     raise errors.PrivacyError(f'{self.name} does not hand out gradients. {errors.FIX}')
 
-  def minimize(self, loss: Any, *args: Any, **kwargs: Any) -> Any:
+  def minimize(self, loss: trees.Tree, *args: object, **kwargs: object) -> Any:
     """Refuses the gradient of a whole batch, which plain Keras 2 models pass."""
     del loss, args, kwargs
     raise errors.PrivacyError(f'{self.name} trains private models only. {errors.FIX}')
 
-  def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
+  def update_step(self, gradient: tf.Tensor, variable: compat.Variable,
+                  learning_rate: Optional[tf.Tensor] = None) -> None:
     self._refuse_gradients()
     rate = self.learning_rate if learning_rate is None else learning_rate
     compat.descend(variable, tf.cast(rate, variable.dtype), tf.cast(gradient, variable.dtype))
 
   # Saving.
 
-  def save_own_variables(self, store: Any) -> None:
+  def save_own_variables(self, store: Dict[str, np.ndarray]) -> None:
     if not runfolder.may_be_secret():  # A file of weights, which anybody may read.
       return
     super().save_own_variables(store)
@@ -346,7 +349,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     store[_RUN] = np.frombuffer(line, np.uint8)
     store[_DIGEST] = _digest(line, [v.numpy() for v in self.variables])
 
-  def load_own_variables(self, store: Any) -> None:
+  def load_own_variables(self, store: Dict[str, np.ndarray]) -> None:
     saved = {name: np.asarray(store[name]) for name in store.keys()}
     if not saved:  # A file of weights.
       return
@@ -366,7 +369,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     super().load_own_variables(saved)
     self.run.deserialize(run)
 
-  def _trackable_children(self, save_type: Any = 'checkpoint', **kwargs: Any) -> Any:
+  def _trackable_children(self, save_type: str = 'checkpoint', **kwargs: object) -> Any:
     if save_type == 'savedmodel':  # For serving: nothing that is secret.
       return {}
     return super()._trackable_children(save_type, **kwargs)

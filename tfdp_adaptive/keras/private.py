@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import layers as layers  # Loaders of Keras know them then.
+from tfdp_adaptive import trees
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.independence import validation
@@ -43,15 +44,15 @@ class DPFunctional(model_lib.DPModel, keras.Model):
 class DPWrapper(model_lib.DPModel, keras.Model):
   """A private model around a subclassed one, whose layers and weights it shares."""
 
-  def __init__(self, model: compat.Model, **kwargs: Any) -> None:
+  def __init__(self, model: compat.Model, **kwargs: object) -> None:
     super().__init__(**kwargs)
     self.model = model
 
   @compat.unconverted
-  def call(self, inputs: Any, training: Any = None) -> Any:
+  def call(self, inputs: trees.Tree, training: Optional[bool] = None) -> Any:
     return self.model(inputs, training=training)
 
-  def predict(self, *args: Any, **kwargs: Any) -> Any:
+  def predict(self, *args: object, **kwargs: object) -> Any:
     """Predicts as the model does, if its class has a `predict` of its own."""
     predicts: Any = self.model if compat.overrides(self.model, 'predict') else super()
     return predicts.predict(*args, **kwargs)
@@ -68,7 +69,7 @@ class DPWrapper(model_lib.DPModel, keras.Model):
 class DPTask(DPFunctional):
   """A private `keras_hub.models.Task`; `task` is what it was made of."""
 
-  def __init__(self, task: Any, **kwargs: Any):
+  def __init__(self, task: compat.Model, **kwargs: object):
     super().__init__(
         compat.input_structure(task), compat.output_structure(task), name=task.name, **kwargs)
     self._of_task = types.SimpleNamespace(task=task)  # No layer of this one.
@@ -95,45 +96,46 @@ class DPTask(DPFunctional):
     with open(os.path.join(preset_dir, 'tfdp_ledger.json'), 'w', encoding='utf-8') as file:
       file.write(self.ledger.to_json())
 
-  def prepare_data(self, x: Any, y: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
+  def prepare_data(self, x: trees.Tree, y: trees.Tree, kwargs: Dict[str, Any]) -> Tuple[Any, Any]:
     kwargs['validation_data'] = self._held_out(kwargs.get('validation_data'))
     return self._prepared(x, y, kwargs, self._preprocess_records)
 
-  def evaluate(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+  def evaluate(self, x: trees.Tree = None, y: trees.Tree = None, *args: object,
+               **kwargs: object) -> Any:
     kwargs = fit_lib.by_name(keras.Model.evaluate, 3, args, kwargs)
     if not kwargs.get('_use_cached_eval_dataset'):  # From `fit`, which has prepared them.
       x, y = self._prepared(x, y, kwargs)
     return super().evaluate(x, y, **kwargs)
 
-  def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+  def predict(self, x: trees.Tree, *args: object, **kwargs: object) -> Any:
     """Predicts as the task does."""
     return self.task.predict(x, *args, **kwargs)
 
-  def predict_on_batch(self, x: Any) -> Any:
+  def predict_on_batch(self, x: trees.Tree) -> Any:
     """Predicts as the task does."""
     return self.task.predict_on_batch(x)
 
-  def test_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,
-                    **kwargs: Any) -> Any:
+  def test_on_batch(self, x: trees.Tree, y: trees.Tree = None, sample_weight: trees.Tree = None,
+                    **kwargs: object) -> Any:
     if self.task.preprocessor is not None:
       x, y, sample_weight = self._preprocess(x, y, sample_weight)
     return super().test_on_batch(x, y, sample_weight, **kwargs)
 
-  def train_on_batch(self, x: Any, y: Any = None, sample_weight: Any = None,
-                     **kwargs: Any) -> Any:
+  def train_on_batch(self, x: trees.Tree, y: trees.Tree = None, sample_weight: trees.Tree = None,
+                     **kwargs: object) -> Any:
     if self.task.preprocessor is None:
       return super().train_on_batch(x, y, sample_weight, **kwargs)
     with tags.spending(self.optimizer, sample_weight):
       x, y, sample_weight = self._preprocess_records(x, y, sample_weight)
       return super().train_on_batch(x, y, sample_weight, **kwargs)
 
-  def _held_out(self, data: Any) -> Any:
+  def _held_out(self, data: trees.Tree) -> Any:
     if data is None or isinstance(data, tf.data.Dataset):
       return data if data is None else self._prepared(data, None, {})[0]
     return self._prepared(data[0], data[1] if len(data) > 1 else None,
                           dict(sample_weight=data[2]) if len(data) > 2 else {})[0]
 
-  def _prepared(self, x: Any, y: Any, kwargs: Dict[str, Any],
+  def _prepared(self, x: trees.Tree, y: trees.Tree, kwargs: Dict[str, Any],
                 preprocess: Optional[Callable[..., Any]] = None) -> Tuple[Any, Any]:
     """`(x, y)` as Keras takes them; strings and the like become batches of the model's inputs."""
     if self.task.preprocessor is None:
@@ -146,7 +148,8 @@ class DPTask(DPFunctional):
       x = x.batch(kwargs.pop('batch_size', None) or 32)
     return x.map(preprocess or self._preprocess, num_parallel_calls=tf.data.AUTOTUNE), None
 
-  def _preprocess_records(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+  def _preprocess_records(self, x: trees.Tree, y: trees.Tree = None,
+                          sample_weight: trees.Tree = None) -> Any:
     """Preprocesses a batch of records: examples, or users with several examples."""
     plan, (weight, tag) = self.optimizer.plan, tags.split(sample_weight)
     if plan is not None and plan.whole_users or tag is not None and tag.shape.rank == 2:
@@ -159,7 +162,7 @@ class DPTask(DPFunctional):
       batch = self._preprocess(x, y, weight)
     return batch if tag is None else (*batch[:2], tags.Tagged(batch[2], tag))
 
-  def _preprocess(self, x: Any, y: Any = None, sample_weight: Any = None
+  def _preprocess(self, x: trees.Tree, y: trees.Tree = None, sample_weight: trees.Tree = None
                   ) -> Tuple[Any, Any, Any]:
     """Preprocesses a batch. Multiplies the weights of the task by those of the caller."""
     x = tf.nest.map_structure(  # Tokenizers do not take arrays of strings.
@@ -177,7 +180,7 @@ def scaled(weights: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
   return tf.reshape(weights, tf.concat([tf.shape(weights), more], 0)) * factor
 
 
-def is_task(model: Any) -> bool:
+def is_task(model: compat.Model) -> bool:
   """Whether a model is a functional task of KerasHub."""
   return compat.input_structure(model) is not None and any(
       one.__name__ == 'Task' and one.__module__.partition('.')[0] == 'keras_hub'

@@ -14,10 +14,12 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import private_rule
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import plan as plan_lib
 
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
@@ -73,7 +75,7 @@ class Run(weight_ledger.State):
     self._closed: List[ledger_lib.Entry] = []  # Restored without their state.
     self._watched: Any = None
 
-  def of(self, model: Any) -> None:
+  def of(self, model: compat.Model) -> None:
     """Assigns the run to all variables of a model."""
     if all(model is not one for one in self.models):
       self.models.append(model)
@@ -92,7 +94,7 @@ class Run(weight_ledger.State):
     """Adds a sentence to the statement, once."""
     self.notes[sentence] = None
 
-  def disclose(self, model: Any, numbers: Sequence[float] = ()) -> None:
+  def disclose(self, model: compat.Model, numbers: Sequence[float] = ()) -> None:
     """Notes what a model, and numbers of its loss and schedule, may hold of private data."""
     disclosures.check(model, getattr(self.plan, 'population_size', None))
     covered = lambda layer: disclosures.label(layer) in [
@@ -105,7 +107,8 @@ class Run(weight_ledger.State):
     """Noised steps taken so far."""
     return 0 if self.state is None else int(compat.read(self.state.privatizer.noise.row))
 
-  def begin(self, private: Any, state: Any, variables: Sequence[Any]) -> None:
+  def begin(self, private: private_rule.PrivateRule, state: private_rule.State,
+            variables: Sequence[Any]) -> None:
     """Takes the state of a built optimizer, and leaves this run on the variables it moves."""
     self.private, self.state, self.moved = private, state, tuple(variables)
     self._watched = compat.replicated_variable(
@@ -152,7 +155,7 @@ class Run(weight_ledger.State):
     mine = self._entry(steps, run(times), self._resumed)
     return [*self.read.values(), *closed, *unknown, *undone, mine]
 
-  def _entry(self, steps: int, run: str, resumed: Any) -> ledger_lib.Entry:
+  def _entry(self, steps: int, run: str, resumed: Tuple[Tuple[str, int], ...]) -> ledger_lib.Entry:
     begun = ledger_lib.Ledger().begin(self.plan, self.rule, self.own_sampler)
     parts: Dict[str, Any] = {}
     if self.plan is not None:
@@ -226,7 +229,7 @@ class Run(weight_ledger.State):
 
   # In files: beside the optimizer's state.
 
-  def __deepcopy__(self, memo: Any) -> 'Run':
+  def __deepcopy__(self, memo: object) -> 'Run':
     return self  # A copied layer has the same history.
 
   def __reduce__(self) -> Any:
@@ -343,7 +346,7 @@ def _parts(before: Tuple[Tuple[int, float], ...], steps: int, clip_norm: float
   return tuple(parts) or ((0, clip_norm),)
 
 
-def _same_plan(one: Any, other: Any) -> bool:
+def _same_plan(one: Optional[plan_lib.PrivacyPlan], other: Optional[plan_lib.PrivacyPlan]) -> bool:
   """Whether two plans account for the same run, whatever its clip norm."""
   if one is None or other is None:
     return one is other

@@ -23,6 +23,7 @@ from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public as public_lib
 from tfdp_adaptive.clipping import views as views_lib
 from tfdp_adaptive.keras import logs
@@ -38,7 +39,7 @@ _VIEWS = ('The gradient of an example is the mean over {} views of it, and is cl
           'guarantee is for the example with all of its views.')
 
 
-def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
+def train_step(model: compat.Model, data: trees.Tree) -> Dict[str, tf.Tensor]:
   """Runs a private step. Keras calls it for every batch.
 
   Args:
@@ -78,7 +79,7 @@ def train_step(model: compat.Model, data: Any) -> Dict[str, tf.Tensor]:
 
 
 def query(
-    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], batch: Any,
+    optimizer: optimizer_lib.DPOptimizer, variables: Sequence[Any], batch: trees.Tree,
     public_of: Optional[Callable[[trees.Tree], Any]] = None,
 ) -> Tuple[private_rule.State, interface.Request, Any]:
   """Returns the state, what the rule asks for, and the public gradients it needs, or ().
@@ -95,7 +96,7 @@ def query(
 
 
 def clip(
-    model: compat.Model, loss: Any, batch: interface.Batch,
+    model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
   """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
   speed = model.optimizer.performance
@@ -109,9 +110,8 @@ def clip(
       model, loss, batch, request)
 
 
-def _rows_within(
-    engine: interface.Engine, model: compat.Model, loss: Any, batch: interface.Batch,
-    request: interface.Request) -> int:
+def _rows_within(engine: interface.Engine, model: compat.Model, loss: losses_lib.ExampleLoss,
+                 batch: interface.Batch, request: interface.Request) -> int:
   """Rows of a chunk within the optimizer's budget, estimated once for every kind of batch.
 
   Eager steps would trace the engine anew, each of them several times.
@@ -141,8 +141,8 @@ def apply(
 # The batch.
 
 
-def unpack(data: Any, plan: Any = None,
-           outputs: Any = None) -> Tuple[interface.Batch, Any, int]:
+def unpack(data: trees.Tree, plan: Optional[plan_lib.PrivacyPlan] = None,
+           outputs: Optional[Sequence[str]] = None) -> Tuple[interface.Batch, Any, int]:
   """Returns `(batch, tag, views)` of `(x, y, sample_weight)`.
 
   Examples whose weights are all zero are masked. Under a plan for users a record is a user, and all
@@ -192,7 +192,7 @@ def unpack(data: Any, plan: Any = None,
   return interface.Batch(x, y, sample_weight, tf.reduce_any(examples, 1), examples), tag, views
 
 
-def _used(weights: Any, axes: int = 1) -> tf.Tensor:
+def _used(weights: trees.Tree, axes: int = 1) -> tf.Tensor:
   """Along the first axes: whether any weight is not zero."""
   return functools.reduce(tf.logical_or, [
       tf.reduce_any(tf.not_equal(weight, 0), list(range(axes, weight.shape.rank)))
@@ -200,7 +200,7 @@ def _used(weights: Any, axes: int = 1) -> tf.Tensor:
 
 
 def check_batch(
-    optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch, tag: Any,
+    optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch, tag: Optional[tf.Tensor],
     noise: noise_lib.State) -> Tuple[interface.Batch, noise_lib.State]:
   """Returns the batch if this step may take it.
 
@@ -235,7 +235,7 @@ def check_batch(
   return batch._replace(mask=mask), noise._replace(key=key, row=row)
 
 
-def _is_drawn(plan: plan_lib.PrivacyPlan, tag: Any, used: tf.Tensor,
+def _is_drawn(plan: plan_lib.PrivacyPlan, tag: Optional[tf.Tensor], used: tf.Tensor,
               step: tf.Tensor) -> Tuple[tf.Tensor, Any]:
   """`([] bool, assertion)`: whether all used rows have the tags of this step and their place."""
   if tag is None:
@@ -277,7 +277,7 @@ def check_size(
   return [trees.insist(fits, message.format('other' if exact else 'more'), size)]
 
 
-def refuse_ragged(*data: Any) -> None:
+def refuse_ragged(*data: trees.Tree) -> None:
   """Raises ValueError for examples of different lengths."""
   kinds = (tf.RaggedTensor, tf.RaggedTensorSpec, tf.SparseTensor, tf.SparseTensorSpec)
   for part in data:
@@ -290,7 +290,7 @@ def refuse_ragged(*data: Any) -> None:
             'the model mask the padding), or densify sparse data with `tf.sparse.to_dense`.')
 
 
-def with_shapes(model: Any, data: Any) -> Any:
+def with_shapes(model: compat.Model, data: trees.Tree) -> Any:
   """Returns a batch whose axes have the lengths that the model's inputs tell."""
   refuse_ragged(data)
   x, y, weight = compat.keras.utils.unpack_x_y_sample_weight(data)

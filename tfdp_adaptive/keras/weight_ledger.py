@@ -29,6 +29,9 @@ logging.getLogger('tensorflow').addFilter(
 State: Any = tf.train.experimental.PythonState
 NAME = '_tfdp_ledger'  # In files and checkpoints.
 _LINES = '_tfdp_runs'  # On variables and layers.
+Run = Any  # Of an optimizer that may still take steps; see `run`.
+Place = compat.Variable  # Or a layer.
+Store = Any  # Where Keras writes the values of a layer or model.
 
 
 class Ledger:
@@ -50,7 +53,7 @@ class Ledger:
     self._places = list(places)
 
   @classmethod
-  def of(cls, model: Any) -> 'Ledger':
+  def of(cls, model: compat.Model) -> 'Ledger':
     """Returns the ledger of a model's layers and variables, and of variables that layers read."""
     if not compat.is_model(model):
       return cls(model.variables)
@@ -92,7 +95,7 @@ class Ledger:
     return spent(self.entries())
 
 
-def places(model: Any) -> List[Any]:
+def places(model: compat.Model) -> List[Any]:
   """Returns everything that can have lines: layers, variables, and variables that layers read."""
   return [*compat.built_variables(model), *validation.seen(model).variables,
           *compat.all_layers(model)]
@@ -110,7 +113,7 @@ def spent(some: Sequence[ledger_lib.Entry]) -> ledger_lib.Ledger:
   return ledger_lib.Ledger(tuple(entry for entry in counted if entry.steps))
 
 
-def parsed(content: Any) -> ledger_lib.Ledger:
+def parsed(content: object) -> ledger_lib.Ledger:
   """Returns the ledger in the bytes of a file."""
   try:
     text = bytes(np.asarray(bytearray(content) if isinstance(content, bytes) else content,
@@ -121,7 +124,7 @@ def parsed(content: Any) -> ledger_lib.Ledger:
   return ledger_lib.Ledger.from_json(text)
 
 
-def track(model: Any) -> None:
+def track(model: compat.Model) -> None:
   """Has checkpoints of a model, its layers or variables, wherever they are, keep their ledger."""
   for one in (*compat.all_layers(model), *compat.built_variables(model)):
     one._maybe_initialize_trackable()
@@ -132,7 +135,7 @@ def track(model: Any) -> None:
 class _Tracked(State):
   """The ledger of a variable or layer, in checkpoints of TensorFlow."""
 
-  def __init__(self, place: Any) -> None:
+  def __init__(self, place: Place) -> None:
     super().__init__()
     self._attached = Ledger([place])
 
@@ -149,7 +152,7 @@ class _Tracked(State):
 
 
 def card_of_model(
-    model: Any, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
+    model: compat.Model, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
     **more: Any) -> card_lib.Card:
   """Returns the card of all that a model's weights went through; see `DPModel.privacy_card`."""
   more.update(
@@ -160,7 +163,7 @@ def card_of_model(
       card_of_run(run, **more))
 
 
-def card_of_run(run: Any, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
+def card_of_run(run: Run, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
   """Returns the card of the weights of a `Run`.
 
   Args:
@@ -174,7 +177,7 @@ def card_of_run(run: Any, steps: Optional[int] = None, **more: Any) -> card_lib.
   return _card(entries, more)
 
 
-def _card(entries: Sequence[ledger_lib.Entry], more: Any) -> card_lib.Card:
+def _card(entries: Sequence[ledger_lib.Entry], more: Mapping[str, Any]) -> card_lib.Card:
   return ledger_lib.Ledger(tuple(entries)).card(facts=card_lib.about_weights(entries), **more)
 
 
@@ -182,7 +185,7 @@ def _card(entries: Sequence[ledger_lib.Entry], more: Any) -> card_lib.Card:
 
 
 @contextlib.contextmanager
-def _writing(saved: Any, store: Any) -> Iterator[None]:
+def _writing(saved: compat.Model, store: Store) -> Iterator[None]:
   # Before anything is written.
   found = Ledger.of(saved).ledger() if hasattr(saved, 'variables') else None
   with runfolder.writing(runfolder.WEIGHTS):
@@ -200,7 +203,7 @@ def _writing(saved: Any, store: Any) -> Iterator[None]:
     store.make(NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
 
 
-def _read(saved: Any, store: Any, partly: bool) -> None:
+def _read(saved: compat.Model, store: Store, partly: bool) -> None:
   content = store.get(NAME)
   if '0' in content and hasattr(saved, 'variables'):
     found = parsed(np.asarray(content['0'])).entries
@@ -208,7 +211,7 @@ def _read(saved: Any, store: Any, partly: bool) -> None:
 
 
 @contextlib.contextmanager
-def _whole(saved: Any, path: Any) -> Iterator[None]:
+def _whole(saved: compat.Model, path: Any) -> Iterator[None]:
   """While a `.keras` file is written, which resumes."""
   if getattr(getattr(saved, 'optimizer', None), 'run', None) is None:
     yield
@@ -223,7 +226,7 @@ def _whole(saved: Any, path: Any) -> Iterator[None]:
     runfolder.tell('A file object', 'Whoever gets its content can read it')
 
 
-def _legacy(saved: Any, wanted: str, *_: Any) -> None:
+def _legacy(saved: compat.Model, wanted: str, *_: object) -> None:
   if hasattr(type(saved), 'ledger') or (
       compat.is_model(saved) and Ledger(saved.variables).lines()):
     raise ValueError(
