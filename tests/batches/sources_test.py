@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.batches import cache as cache_lib
+from tfdp_adaptive.batches import checked_source
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -282,7 +283,7 @@ def test_a_source_gives_one_record_for_each_number(given, changing):
 
   for indices in ([3, 5], [1, 2, 8]):
     with pytest.raises(errors.PrivacyError, match='one record for each number'):
-      sources.Watched(sources.of(Rows()), changing).take(np.array(indices))
+      checked_source.CheckedSource(sources.of(Rows()), changing).take(np.array(indices))
 
 
 def test_a_cache_is_for_data_sets():

@@ -8,7 +8,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.batches import windows
+from tfdp_adaptive.batches import checked_source
 
 RNG = np.random.default_rng(0)
 SERIES = np.cumsum(RNG.normal(size=104)).astype(np.float32)
@@ -42,7 +42,7 @@ def test_windows_of_keras_are_recognized():
 
 @pytest.mark.parametrize('step, found', [(1, True), (2, True), (3, True), (5, False), (6, False)])
 def test_by_steps(step, found):
-  assert windows.overlapping([cut(step)]) == found
+  assert checked_source.overlapping([cut(step)]) == found
 
 
 @pytest.mark.parametrize('array', [
@@ -50,7 +50,7 @@ def test_by_steps(step, found):
     RNG.integers(0, 2, (20, 8)), np.arange(20), np.tile(RNG.normal(size=(1, 1)), (20, 6)),
     np.array([['a', 'b']] * 9)], ids=lambda array: f'{array.shape} {array.dtype}')
 def test_other_data_are_no_windows(array):
-  assert not windows.overlapping([array])
+  assert not checked_source.overlapping([array])
 
 
 def test_windows_of_users_are_what_is_advised():

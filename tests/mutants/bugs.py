@@ -514,9 +514,12 @@ _BY_FILE = {
         ('how many records there are', "f'{len(leaves(parts))} arrays of {len(lengths)} different",
          "f'{sorted(lengths)} arrays of different", 'The number of records may be private.',
          'privacy/secret_counts_test.py'),
+    ],
+    'tfdp_adaptive/batches/checked_source.py': [
         ('data that never change are said to', 'if changing is not None and source.at_hand:',
          'if False:', 'The statement would say it.', _VIEWS),
-        ('a source that gives others', 'elif known != digest:', 'elif False:',
+        ('a source that gives others', 'setdefault(index, digest) != digest:',
+         'setdefault(index, digest) is None:',
          'One record may stand in the place of many.', 'keras/ways_out_test.py'),
     ],
     'tfdp_adaptive/estimates/stddevs.py': [

@@ -15,6 +15,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import errors
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import cache as cache_lib
+from tfdp_adaptive.batches import checked_source
 from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import padding
 from tfdp_adaptive.batches import passes
@@ -119,9 +120,8 @@ class Batches(passes.Lazy):
     left = plan.steps - steps_done
     if epochs * steps > left:
       raise errors.PrivacyError(
-          f'The plan covers {plan.steps} steps, of which {steps_done} are done. '
-          f'Received: {epochs * steps} more ({epochs} epochs). Use epochs * steps_per_epoch within '
-          'the plan, '
+          f'The plan covers {plan.steps} steps, of which {steps_done} are done. Received: '
+          f'{epochs * steps} more ({epochs} epochs). Use epochs * steps_per_epoch within the plan, '
           + (f'such as steps_per_epoch={left // epochs}, ' if 0 < epochs <= left else '')
           + 'or plan more steps.')
 
@@ -267,11 +267,12 @@ def of_plan(plan: terms_lib.Terms, data: sources.Data, *, users: Optional[users_
   elif cache is not None:
     raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
-  source = sources.Watched(sources.of(data), changing, counts=plan.unit != 'user')
+  source = checked_source.CheckedSource(
+      sources.of(data), changing, counts=plan.unit != 'user')
   run = sampling_seed.of(plan, coins)
   records = users_lib.of(plan, source, run, users, examples_per_user, record)
   log = None if digests_to is None else digests.Log(digests_to, run, plan, len(records))
   result = Batches(plan, records, run, start_step, pad_to, log=log,
                    views=views_lib.of(source, augment, views))
-  source.look()
+  source.warn_of_copies()
   return result if strategy is None else workers.Distributed(strategy, result)

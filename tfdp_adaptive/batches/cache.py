@@ -75,9 +75,8 @@ class Cache(sources.Source):
                for i in range(n)]
     if first == again != of_file:
       raise ValueError(
-          f'The cache in {str(self.folder)!r} must be of this data set. Received: a data set '
-          'whose first records are others, or in another order. Name another folder, or '
-          'delete it.')
+          f'The cache in {str(self.folder)!r} must be of this data set. Received: a data set whose '
+          'first records are others, or in another order. Name another folder, or delete it.')
 
 
 class _Text:

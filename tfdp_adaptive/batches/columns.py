@@ -35,7 +35,7 @@ def chosen(data: Any, columns: sources.Nest) -> Any:
     raise ValueError(
         '`columns` needs data whose rows are dicts: a source with `__len__` and `__getitem__`, a '
         f'`tf.data.Dataset`, or a dict of arrays. Received: {type(data).__name__}.')
-  return _Several(data, columns) if hasattr(data, '__getitems__') else _Rows(data, columns)
+  return _Rows(data, columns)
 
 
 class _Rows:
@@ -50,12 +50,8 @@ class _Rows:
   def __getitem__(self, number: int) -> Any:
     return _pick(self._rows[number], self._columns)
 
-
-class _Several(_Rows):
-  """Columns of a source that reads several rows at once."""
-
   def __getitems__(self, numbers: Sequence[int]) -> List[Any]:
-    return [_pick(row, self._columns) for row in self._rows.__getitems__(numbers)]
+    return [_pick(row, self._columns) for row in sources.rows(self._rows, numbers)]
 
 
 def _pick(row: object, columns: sources.Nest) -> Any:

@@ -41,8 +41,7 @@ class Log:
       raise ValueError(
           '`digests_to` needs the coins of a run in a file, by which its batches can be drawn '
           'again: `plan.batches(data, coins=PATH, digests_to=FILE)`, with unit="example" and no '
-          f'seed. Received: coins in a file: {seed.in_file}, unit={plan.unit!r}, '
-          f'seed={plan.seed}.')
+          f'seed. Received: coins in a file: {seed.in_file}, unit={plan.unit!r}, seed={plan.seed}.')
     self._path, self._seed, self._size = pathlib.Path(path), seed, size
 
   def add(self, step: int, records: Any, numbers: np.ndarray) -> None:

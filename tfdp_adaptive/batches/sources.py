@@ -4,22 +4,16 @@
 A source is an array or memory map; an object whose `__len__` and `__getitem__` give single records
 (a grain source, a Hugging Face data set); a Keras `Sequence` or `PyDataset`, which gives batches;
 or a tuple or dict of these.
-
-`Watched` finds duplicate records, and sources that return other records when they are read again. A
-guarantee for one record does not protect a person with five copies of it. Oversampling, or a source
-that draws from a few records at random, makes such copies, and the plan does not know of them.
 """
 
 import hashlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
-import warnings
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive.batches import windows
 
 Nest = Any  # Arrays, specs or sources in tuples and dicts.
 Array = Any  # What is indexed like an array.
@@ -161,14 +155,16 @@ def _of_records(records: Any) -> Source:
   if not len(records):
     raise ValueError('`data` has no examples.')
   specs = map_structure(lambda a: spec(a[np.newaxis]), _record(records[0]))
-  several = getattr(records, '__getitems__', None)
-
-  def read(indices: np.ndarray) -> Any:
-    numbers = [int(i) for i in indices]
-    found = several(numbers) if several and numbers else [records[i] for i in numbers]
-    return stacked([_record(one) for one in found], specs)
-
+  read = lambda indices: stacked([_record(one) for one in rows(records, indices)], specs)
   return Source(len(records), specs, read)
+
+
+def rows(records: Array, indices: Sequence[int]) -> Sequence[Any]:
+  """Returns the records of some numbers, read at once where the source can."""
+  numbers = [int(i) for i in indices]
+  if numbers and hasattr(records, '__getitems__'):
+    return records.__getitems__(numbers)
+  return [records[i] for i in numbers]
 
 
 def _of_batches(batches: Any) -> Source:
@@ -286,110 +282,3 @@ def _array(value: Data, axes: int = 1) -> np.ndarray:
         ', which can be read only once, and in its order. Make a `tf.data.Dataset` of it, or '
         'arrays.' if once else f', {array.ndim} axes, dtype={array.dtype}.'))
   return array
-
-
-SHARE, _FEW = 0.05, 32  # More copies than that share, and than a few, are warned of.
-_SAMPLED = 64  # Records that are looked at first: so many neighbours, and so many apart.
-_BYTES = 1 << 16  # Larger arrays of a record are sampled.
-_MOST = 1 << 20  # Records that are remembered.
-
-
-class Watched(Source):
-  """The records of a source. Each is compared with itself and with others when it is read.
-
-  Args:
-    source: The source of the records.
-    changing: Why a record may differ when it is read again, such as augmentation of each record;
-      None if it must not.
-    counts: Whether to count copies; not if several records may belong to one user.
-
-  Raises:
-    PrivacyError: If a record differs when it is read again.
-  """
-
-  def __init__(self, source: Source, changing: Optional[str] = None,
-               counts: bool = True) -> None:
-    if changing is not None and not (isinstance(changing, str) and changing):
-      raise ValueError('`changing` must say in words how a record differs whenever it is read. '
-                       f'Received: changing={changing!r}.')
-    super().__init__(len(source), source.specs, source.take, source.at_hand, source.entries)
-    if changing is not None and source.at_hand:
-      raise ValueError(
-          '`changing` is for a source that is read anew at every step. Received: '
-          f'changing={changing!r} and data that are read once, a `tf.data.Dataset` or arrays: '
-          'their records never change. Give the function that changes one record: '
-          '`plan.batches(data, augment=f)`; or a source with `__len__` and `__getitem__`.')
-    self.base = source.base
-    self._changing, self._counts = changing, counts
-    self.views = source.views
-    self._digests: Dict[int, bytes] = {}
-    self._overlaps = False
-
-  def look(self) -> None:
-    """Warns about copies among some records, before the first batch."""
-    count = len(self)
-    if self.at_hand and not self._digests:
-      self.take(np.unique(np.concatenate([
-          np.arange(min(_SAMPLED, count)),
-          np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64)])))
-      if self._counts:
-        self._overlaps = windows.overlapping(leaves(self.take(np.arange(min(_SAMPLED, count)))))
-    if self.many:
-      warnings.warn(f'{_WARNING} {_FIX}', errors.Caution, stacklevel=4)
-    if self._overlaps:
-      warnings.warn(f'{windows.WARNING} {windows.FIX}', errors.Caution, stacklevel=4)
-
-  @property
-  def many(self) -> bool:
-    """Returns whether more than `SHARE` of the records that were read are copies of others."""
-    read = len(self._digests)
-    copies = read - len(set(self._digests.values()))
-    return self._counts and copies > max(_FEW, SHARE * read)
-
-  def notes(self) -> List[str]:
-    said = [_WARNING] * self.many + [windows.WARNING] * self._overlaps
-    if self._changing is not None:
-      said.append('Records change from reading to reading. Whoever trained the model says of it: '
-                  f'{self._changing!r}. The guarantee holds if each is changed by itself alone.')
-    return said
-
-  def take(self, indices: np.ndarray) -> Any:
-    taken = super().take(indices)
-    if self._changing is None:
-      for index, digest in zip(np.asarray(indices).tolist(), _digests(leaves(taken))):
-        known = self._digests.get(index)
-        if known is not None or len(self._digests) < _MOST:
-          self._compare(index, known, digest)
-    return taken
-
-  def _compare(self, index: int, known: Optional[bytes], digest: bytes) -> None:
-    if known is None:
-      self._digests[index] = digest
-    elif known != digest:
-      raise errors.PrivacyError(
-          '`data` must give the same record for a number whenever it is read. Otherwise one record '
-          'could take several places. Received: a source that gave another record. It must not '
-          'draw random numbers. If it augments each record, say how: '
-          "`plan.batches(data, changing='how')`. The statement repeats this text.")
-
-
-_WARNING = (f'More than {SHARE:.0%} of the records are exact copies of others. If a person gave '
-            'several of them, the guarantee for one record does not cover that person.')
-_FIX = ('Remove copies (weight records by `sample_weight` instead of repeating them), or protect '
-        'users: `unit="user"`.')
-
-
-def _digests(arrays: List[np.ndarray]) -> Iterator[bytes]:
-  """Yields a digest of each record, of arrays [n, ...] that hold n of them."""
-  parts: List[Any] = []
-  for array in arrays:
-    if array.dtype.kind in 'OSU':
-      parts.append([repr(value.tolist()).encode() for value in map(np.asarray, array)])
-    elif len(array):
-      flat = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-      parts.append(np.ascontiguousarray(flat[:, ::-(-flat.shape[1] // _BYTES) or 1]))
-  for record in zip(*parts):
-    digest = hashlib.blake2b(digest_size=8)
-    for part in record:
-      digest.update(part)
-    yield digest.digest()

@@ -53,8 +53,7 @@ def sentences(
   if tables:
     yield f'Layers read {tables} lookup tables that are no weights; they are taken as public.'
   if shapes:
-    yield (f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as '
-           'public.')
+    yield (f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as public.')
   found = captured.find(*(layer.function for layer in compat.all_layers(model)
                           if hasattr(layer, 'function')))  # `Lambda`s.
   yield from _about(found.numbers + [
@@ -85,9 +84,8 @@ def _shapes(model: compat.Model) -> List[Any]:
 def _about(numbers: Sequence[float]) -> Iterator[str]:
   """Yields a sentence about numbers that may be settings or may be computed from data."""
   if numbers:
-    yield ('Functions that are not of Keras hold the numbers '
-           f'{sorted(set(numbers))[:_MOST]}. If these were computed from private data, no '
-           'epsilon covers them.')
+    yield (f'Functions that are not of Keras hold the numbers {sorted(set(numbers))[:_MOST]}. If '
+           'these were computed from private data, no epsilon covers them.')
 
 
 def _adapted(layers: Sequence[Any], covered: Callable[[Any], bool]) -> Iterator[str]:

@@ -2,7 +2,17 @@
 """Finds parts of a model in which one example changes another's gradient."""
 
 from concurrent import futures
-from typing import Any, Dict, Iterator, List, MutableMapping, MutableSet, Optional, Sequence
+from typing import (
+  Any,
+  Callable,
+  Dict,
+  Iterator,
+  List,
+  MutableMapping,
+  MutableSet,
+  Optional,
+  Sequence,
+)
 import weakref
 
 import numpy as np
@@ -51,8 +61,7 @@ def validate_structure(model: compat.Model) -> None:
 
 def _problems(layer: compat.Layer, name: str) -> Iterator[str]:
   if name in _MIXING and layer.trainable:
-    yield (f'normalises over the batch; use {_MIXING[name]}, or freeze the layer '
-           '(trainable=False)')
+    yield (f'normalises over the batch; use {_MIXING[name]}, or freeze the layer (trainable=False)')
   if name in _BLENDING:
     yield 'blends the examples of a batch; leave the layer out'
   if getattr(layer, 'activity_regularizer', None) is not None:
@@ -92,9 +101,7 @@ def validate_model(model: compat.Model, x: trees.Tree = None) -> None:
   if not model.built:
     raise ValueError('`model` must be built before it can be validated. Call it once, or pass `x`.')
   if tf.distribute.in_cross_replica_context():
-    # A thread of its own is in no strategy's scope, where variables have no value to trace.
-    with futures.ThreadPoolExecutor(1) as thread:
-      return thread.submit(validate_model, model, x).result()
+    return on_a_thread(validate_model, model, x)
   validate_structure(model)
   x = compat.input_specs(model) if x is None else x
   if x is None:
@@ -107,6 +114,12 @@ def validate_model(model: compat.Model, x: trees.Tree = None) -> None:
   _SEEN[model] = independence.check(
       model, tf.nest.flatten(examples), examples, static, lambda: _refuse_data_losses(model))
   _PASSED.add(model)
+
+
+def on_a_thread(function: Callable[..., Any], *args: object) -> Any:
+  """Runs a function eagerly, and in no strategy's scope, while this thread traces or is in one."""
+  with futures.ThreadPoolExecutor(1) as thread:
+    return thread.submit(function, *args).result()
 
 
 def seen(model: compat.Model) -> constants.Held:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keras models whose training step clips every example before anything else."""
 
-from concurrent import futures
 import contextlib
 import gc
 import json
@@ -271,9 +270,8 @@ class DPModel(_Mixin):
         str(specs) in self.batch_kinds.compared):
       return
     self.batch_kinds.compared.add(str(specs))
-    with futures.ThreadPoolExecutor(1) as thread:
-      thread.submit(first_step.check, self, loss, self._compiled_loss_arguments, specs,
-                    self.optimizer.rule.asks).result()
+    validation.on_a_thread(first_step.check, self, loss, self._compiled_loss_arguments, specs,
+                           self.optimizer.rule.asks)
 
   @tf.autograph.experimental.do_not_convert
   def _build_for(self, x: trees.Tree) -> None:
@@ -282,8 +280,7 @@ class DPModel(_Mixin):
       self(tf.nest.map_structure(lambda t: t[:1], x), training=False)
       return
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
-    with futures.ThreadPoolExecutor(1) as thread:
-      thread.submit(validation.build, self, specs).result()
+    validation.on_a_thread(validation.build, self, specs)
 
   def validate_for_replicas(self, specs: trees.Tree) -> None:
     """Validates the model before `fit` begins, since replicas cannot probe themselves."""
@@ -303,9 +300,7 @@ class DPModel(_Mixin):
     # Code that asks an attribute of a layer is traced, or run, with its present value.
     signature = str(specs) + str(hash(frozenset(probes.python_state(self).items())))
     if signature not in self.batch_kinds.validated:
-      # On a thread of its own: eager there, with gradients, while this one traces.
-      with futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(self._validate_eagerly, specs).result()
+      validation.on_a_thread(self._validate_eagerly, specs)
       if self.optimizer.plan is None and self.optimizer.noise_multiplier and (
           not self.batch_kinds.validated):
         errors.caution(

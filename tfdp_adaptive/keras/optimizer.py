@@ -116,7 +116,8 @@ class DPOptimizer(compat.GlobalOptimizer):
         rule, plan, l2_norm_clip=l2_norm_clip, mechanism=mechanism, adjacency=adjacency, **given)
     arguments.check_own_sampler(plan, own_sampler)
     private.update(seed=seed, allow_non_private=allow_non_private)
-    self._hidden = _Hidden(private=private, rule_config=None, public_data=None)
+    # Hidden from automatic tracking, which would wrap dictionaries and lists.
+    self._hidden = types.SimpleNamespace(private=private, rule_config=None, public_data=None)
     self.plan = plan
     for setting in set(private) - {'steps'}:
       setattr(self, setting, private[setting])
@@ -230,7 +231,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       fresh = self._hidden.private['seed'] is None
       state = trees.map(
           lambda t: (compat.replicated_variable(t, 'noise_key') if fresh and t is key
-                     else self._add_state(t)), initial)
+                     else compat.add_optimizer_variable(self, t.numpy())), initial)
       self.run.begin(private, state, var_list)
     compat.mark_built(self)
 
@@ -253,9 +254,6 @@ class DPOptimizer(compat.GlobalOptimizer):
     size = sum(spec.shape.num_elements() for spec in specs)
     for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
       errors.caution(f'{self.name}: {message}')
-
-  def _add_state(self, value: tf.Tensor) -> compat.Variable:
-    return compat.add_optimizer_variable(self, value.numpy())
 
   def read_state(self) -> private_rule.State:
     """Returns the state of rule and noise; SECRET."""
@@ -386,9 +384,3 @@ def _digest(run: bytes, arrays: Sequence[np.ndarray]) -> np.ndarray:
   text = sources.fingerprint((np.frombuffer(run, np.uint8), *arrays))
   return np.frombuffer(bytes.fromhex(text), np.uint8)
 
-
-class _Hidden(types.SimpleNamespace):
-  """Hides its attributes from Keras' and TensorFlow's automatic tracking.
-
-  Tracked, dictionaries and lists would be wrapped.
-  """

@@ -220,11 +220,10 @@ class Run(weight_ledger.State):
           'those of the first `fit`; for others make a new plan, optimizer and run.')
     if self.steps and self.records is None and not in_file:
       errors.caution(
-          f'The {self.steps} steps so far were taken elsewhere, and nothing tells whether '
-          'the records are the same, in the same order: in other places they would take part '
-          'sooner than is accounted for. Name a SECRET file that knows, when a run begins and when '
-          'it goes on: `plan.batches(data, coins=PATH)`; or use '
-          '`tfdp.callbacks.BackupAndRestore`.')
+          f'The {self.steps} steps so far were taken elsewhere, and nothing tells whether the '
+          'records are the same, in the same order: in other places they would take part sooner '
+          'than is accounted for. Name a SECRET file that knows, when a run begins and when it '
+          'goes on: `plan.batches(data, coins=PATH)`; or use `tfdp.callbacks.BackupAndRestore`.')
     self.records = found
 
   # In files: beside the optimizer's state.
@@ -311,10 +310,9 @@ class Run(weight_ledger.State):
     if self._foreign:
       raise errors.PrivacyError(
           'A run must resume with the plan, optimizer and trained variables it started with. '
-          f'Received: {self.steps} steps restored from {self._foreign}. '
-          'Give the plan and optimizer of the checkpoint, and freeze the same layers. For others, '
-          'start in another folder, or load the weights with their ledger (`.keras` or '
-          '`.weights.h5`).')
+          f'Received: {self.steps} steps restored from {self._foreign}. Give the plan and '
+          'optimizer of the checkpoint, and freeze the same layers. For others, start in another '
+          'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
 
 
 def fingerprint(content: bytes) -> Dict[str, Any]:
