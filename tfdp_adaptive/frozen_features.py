@@ -51,7 +51,7 @@ class Features(sources.Source):
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
-    """What the base has cost."""
+    """Returns the ledger of what the base has cost."""
     return ledger_lib.Ledger(self.entries)
 
 

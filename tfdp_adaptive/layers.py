@@ -49,7 +49,7 @@ class WSConv2D(_Conv2D):
     unit, _ = standardized(kernel, self.epsilon)
     return super().convolution_op(inputs, unit * tf.cast(self.gain, kernel.dtype))
 
-  # Those of a convolution know of kernel and bias alone.
+  # The methods of a convolution save kernel and bias only.
   save_own_variables = compat.keras.layers.Layer.save_own_variables
   load_own_variables = compat.keras.layers.Layer.load_own_variables
 
@@ -68,7 +68,7 @@ def standardized(kernel: tf.Tensor, epsilon: float) -> Any:
 @registry.register(WSConv2D, tap=registry.at_activation, why=convolution.why)
 def _ws_conv2d(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """The gradient g by the standardized filter gives that by w: gain r (g - mean(g) - u <u, g>)."""
+  """Yields gain r (g - mean(g) - u <u, g>) by w, from the gradient g by the standardized filter."""
   (_, inner), *others = convolution.convolution(layer, call, cotangents)
   g = inner.explicit().gradient()
   unit, root = standardized(tf.cast(tf.convert_to_tensor(layer.kernel), g.dtype), layer.epsilon)

@@ -175,9 +175,9 @@ class Lock:
 
 @contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
-  """Says what the file being written holds: `WEIGHTS`, or also the SECRET state of optimizers.
+  """Records what the file being written holds: `WEIGHTS`, or also the SECRET `STATE`.
 
-  Of one inside another the outer says it.
+  If one is inside another, the outer one decides.
   """
   before = getattr(_files, 'what', None)
   _files.what = before or what

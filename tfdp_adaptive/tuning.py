@@ -128,7 +128,7 @@ def _grid(space: Space) -> List[Settings]:
 
 
 def _checked(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan) -> Any:
-  """The model for some settings, if its optimizer has the plan and its weights no past."""
+  """Returns a new model; raises unless its optimizer has the plan and its weights no past."""
   model = build(dict(settings), plan)
   optimizer = getattr(model, 'optimizer', None)
   if not isinstance(model, model_lib.DPModel) or not isinstance(
@@ -185,7 +185,7 @@ def _values(model: model_lib.DPModel) -> List[Any]:
 
 def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: trees.Tree,
               weights: List[np.ndarray]) -> Any:
-  """The model of an earlier process: built again, with its weights and what they cost."""
+  """Returns the best model of an earlier process: built anew, with its weights and ledger."""
   model = _checked(build, settings, plan)
   if not model.built:
     model(tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:1]), x), training=False)

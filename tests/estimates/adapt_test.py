@@ -89,7 +89,7 @@ def test_a_private_vocabulary():
     assert cost.epsilon(1e-6) == pytest.approx(alone.epsilon(1e-6 - 1e-9))
     assert cost.epsilon(1e-9) == float('inf')  # Of delta nothing is left.
     assert cost.delta(1.0) == pytest.approx(alone.delta(1.0) + 1e-9)
-    assert weight_ledger.Ledger([layer]).lines()
+    assert weight_ledger.Ledger([layer]).runs()
 
 
 @pytest.mark.pitfall(

@@ -75,12 +75,12 @@ class Batches(passes.Lazy):
 
   @property
   def first(self) -> int:
-    """The step of the first batch, as it is now."""
+    """Returns the step of the first batch, as it is now."""
     return self.start_step() if callable(self.start_step) else self.start_step
 
   @property
   def steps(self) -> int:
-    """The number of batches."""
+    """Returns the number of batches."""
     return self.plan.steps - self.first
 
   @property

@@ -37,7 +37,7 @@ def weighted(batch: sources.Nest, used: np.ndarray,
 
 def _of_class(batch: sources.Nest, used: np.ndarray,
               class_weight: Mapping[int, float]) -> np.ndarray:
-  """The weight of each example's class, as Keras has it."""
+  """Returns the weight of each example's class, as Keras does."""
   labels = batch[1] if is_pair(batch) else None
   if isinstance(labels, np.ndarray) and labels.ndim == used.ndim + 1:
     labels = labels.argmax(-1) if labels.shape[-1] > 1 else labels[..., 0]

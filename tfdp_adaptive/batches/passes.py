@@ -107,7 +107,7 @@ def dataset(iterate: Callable[[], Iterator[Any]], signature: sources.Nest) -> tf
   numbers = itertools.count(1)
 
   def following(number: np.ndarray) -> Tuple[Any, ...]:
-    """`(number of the pass, whether there is an element, its leaves)`; pass 0 is to begin."""
+    """Returns `(number of the pass, whether there is an element, its leaves)`; 0 begins one."""
     with _CALLS:
       if _CALLS.over:  # TensorFlow does not print it; a late reader gets it as an error.
         raise StopIteration('Python is about to end: no more batches are read.')

@@ -67,7 +67,7 @@ class SamplingSeed:
 
   @property
   def passes(self) -> int:
-    """Number of passes that have taken keys from the file."""
+    """Returns the number of passes that have taken keys from the file."""
     return len(self._starts)
 
   def commitment(self, start_step: int, records: Any = None) -> Optional[str]:

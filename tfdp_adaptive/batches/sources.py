@@ -119,7 +119,7 @@ def spec(array: Array) -> tf.TensorSpec:
 
 
 def _of_parts(parts: Nest) -> Source:
-  """Tuples and dicts of sources of one length."""
+  """Returns one source for tuples and dicts of sources of one length."""
   lengths = {len(part) for part in leaves(parts)}
   if len(lengths) != 1:
     raise ValueError('All arrays of `data` must have the same number of examples. Received: '
@@ -135,7 +135,7 @@ def _of_parts(parts: Nest) -> Source:
 
 
 def _of_array(array: Array) -> Source:
-  """An array or an object that is indexed like one, in memory, mapped or in a file."""
+  """Returns a source of what is indexed like an array, in memory, mapped or in a file."""
   in_memory = isinstance(array, np.ndarray)
 
   def read(indices: np.ndarray) -> np.ndarray:
@@ -151,7 +151,7 @@ def _of_array(array: Array) -> Source:
 
 
 def _of_records(records: Any) -> Source:
-  """A source that returns the record of each number."""
+  """Returns a source of an object that has the record of each number."""
   if not len(records):
     raise ValueError('`data` has no examples.')
   specs = map_structure(lambda a: spec(a[np.newaxis]), _record(records[0]))
@@ -168,7 +168,7 @@ def rows(records: Array, indices: Sequence[int]) -> Sequence[Any]:
 
 
 def _of_batches(batches: Any) -> Source:
-  """A source that reads whole batches of one size. The last batch may be smaller."""
+  """Returns a source that reads whole batches of one size. The last batch may be smaller."""
   count = len(batches)
   if not count:
     raise ValueError('`data` has no examples.')

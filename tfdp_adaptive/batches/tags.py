@@ -41,7 +41,7 @@ _inside = threading.local()
 
 
 def coefficients(plan: terms_lib.Terms) -> Tuple[int, int, int]:
-  """`(slope, pace, offset)`: tags are `1 + (slope * step + pace * row + offset) % prime`."""
+  """Returns `slope, pace, offset` of `1 + (slope * step + pace * row + offset) % prime`."""
   text = repr([(name, repr(getattr(plan, name, None))) for name in _FIELDS])
   digest = hashlib.sha256(text.encode()).digest()
   slope, offset, pace = (int.from_bytes(digest[i:i + 8], 'big') for i in (0, 8, 16))
@@ -49,7 +49,7 @@ def coefficients(plan: terms_lib.Terms) -> Tuple[int, int, int]:
 
 
 def tag(plan: terms_lib.Terms, step: Number, row: Number = 0) -> Any:
-  """The tag of a row in a step: an int, or an int64 array or tensor like them; never zero."""
+  """Returns the tag of a row in a step: an int, or an int64 array or tensor; never zero."""
   slope, pace, offset = coefficients(plan)
   return 1 + (slope * step + pace * row + offset) % _PRIME
 
@@ -112,12 +112,12 @@ def split(weights: trees.Tree) -> Tagged:
 
 
 def read(bits: tf.Tensor) -> Any:
-  """The tags in the bits (int64) of weights."""
+  """Returns the tags in the bits (int64) of weights."""
   return bits & _DIGITS
 
 
 def in_place(counted: tf.Tensor, several: bool) -> tf.Tensor:
-  """[] bool: whether all replicas have the rows of one batch that are theirs, and nobody else's.
+  """Returns (bool []) whether all replicas have their own rows of one batch, and no others.
 
   Args:
     counted: [replicas, 3] int64: rows, and the least and the largest number by which the tagged

@@ -97,7 +97,7 @@ class Users(Examples):
     return len(self._first) - 1
 
   def fingerprint(self) -> str:
-    """SECRET digest of the users' ids, in order."""
+    """Returns a SECRET digest of the users' ids, in order."""
     return sources.fingerprint(self._ids)
 
   def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:

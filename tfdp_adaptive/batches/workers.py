@@ -34,11 +34,11 @@ class ReplicaRows(NamedTuple):
   here: int = 1
 
   def rows(self, all_rows: int) -> int:
-    """Rows of one replica, of a batch that is padded to at least `all_rows`."""
+    """Returns the rows of one replica, for a batch that is padded to at least `all_rows`."""
     return -(-all_rows // self.replicas)
 
   def firsts(self, rows: int) -> Iterator[int]:
-    """The first row of each replica that has `rows`."""
+    """Returns the first row of each replica that has `rows`."""
     return iter(range(self.first * rows, (self.first + self.here) * rows, rows))
 
 
@@ -145,7 +145,7 @@ def from_chief(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> b
 
 def _sum(strategy: tf.distribute.Strategy, value: np.ndarray,
          everybody: bool = False) -> np.ndarray:
-  """The sum of integers over all replicas; of the chief's first one alone by default."""
+  """Returns the sum of integers over all replicas; by default, the value of the chief's first."""
   def of_replica(context: tf.distribute.ReplicaContext) -> tf.Tensor:
     return tf.constant(
         value if everybody or context.replica_id_in_sync_group == 0 else np.zeros_like(value))

@@ -151,7 +151,7 @@ def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
     kinds = [kind for kind in type(one).__mro__ if not of_library(kind)]
     for name in names & set(getattr(one, '__dict__', ())).union(*map(vars, kinds)):
       yield getattr(one, name, None)
-      # Those of bases, too, which `super` finds.
+      # Methods of bases, too, which `super` finds.
       yield from (types.MethodType(vars(kind)[name], one) for kind in kinds
                   if inspect.isfunction(vars(kind).get(name)))
 

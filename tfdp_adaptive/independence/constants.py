@@ -105,7 +105,7 @@ def _may_be_data(value: object) -> bool:
 
 
 def nodes(definition: Graph) -> List[Any]:
-  """All nodes of a graph's definition and of its functions."""
+  """Returns all nodes of a graph's definition and of its functions."""
   return [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
 
 
@@ -167,7 +167,7 @@ def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[n
 
 
 def filled(rows: np.ndarray, value: Constant) -> np.ndarray:
-  """Rows of a constant, where they may hold it."""
+  """Returns rows of a constant, where they may hold it."""
   return np.full_like(rows, value) if _holds(rows, value) else rows
 
 
@@ -354,7 +354,7 @@ def _functions(node: Node) -> List[str]:
 
 
 def _value(known: Known, reference: str) -> Value:
-  """Of 'node', 'node:1' or, inside functions, 'node:output:1'."""
+  """Returns the properties of 'node', 'node:1' or, inside functions, 'node:output:1'."""
   name, *rest = reference.split(':')
   values = known.get(name, (Value(),))
   place = int(rest[-1]) if rest else 0

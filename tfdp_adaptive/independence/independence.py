@@ -275,7 +275,7 @@ def _check_sizes(
 
 
 def _accepted(run: probes.Runner, batch: List[np.ndarray]) -> Any:
-  """A run, or None where the batch is no input."""
+  """Returns a run on the batch, or None if the model does not accept the batch."""
   try:
     return run(batch)
   except tf.errors.InvalidArgumentError:
@@ -297,7 +297,7 @@ def _errors(n: int) -> np.ndarray:
 
 def _run_changed(run: probes.Runner, batch: List[np.ndarray], change: Change,
                  kept: Sequence[int]) -> Any:
-  """`_accepted` of a batch with all others changed."""
+  """Returns a run on the batch with all examples changed but those kept; None if not accepted."""
   others = [i for i in range(len(batch[0])) if i not in kept]
   changed = [np.copy(t) for t in batch]
   for t in changed:
@@ -318,7 +318,7 @@ def _influence(run: probes.Runner, batch: List[np.ndarray], before: probes.Seen)
 
 
 def mixes(how: str, moved: float = 0.0) -> errors.PrivacyError:
-  """The error for a model whose examples depend on each other."""
+  """Returns the error for a model whose examples depend on each other."""
   far = (f' The clipped sum of examples that did not change moves by {moved:.2f} clip norms.'
          if moved else '')
   return errors.PrivacyError(
@@ -331,7 +331,7 @@ def _dtype(array: np.ndarray) -> tf.DType:
 
 
 def ragged(leaves: List[np.ndarray], order: slice) -> List[np.ndarray]:
-  """Examples of several lengths: zeros after what is kept of the first axis, or before."""
+  """Returns examples of several lengths: zeros after the first part of an axis, or before."""
   leaves = [np.copy(t) for t in leaves]
   n = len(leaves[0])
   for t in leaves:

@@ -94,7 +94,7 @@ def python_state(model: compat.Model) -> Dict[Tuple[int, str], Any]:
 
 
 def _loss(errors: tf.Tensor, outputs: trees.Tree, _: object) -> tf.Tensor:
-  """[n]: sums of outputs in proportions of each example's own: `errors` [n, 2], angle and size."""
+  """Returns [n] sums of outputs, weighted by each example's `errors` [n, 2]: angle and size."""
   angle, size = tf.unstack(errors, axis=1)
   angle, total = angle[:, tf.newaxis], tf.zeros_like(size)
   for output in tf.nest.flatten(outputs):
@@ -143,7 +143,7 @@ class Runner:
                for t in operation.outputs if t.shape.rank is not None)
 
   def __call__(self, batch: Sequence[np.ndarray]) -> Seen:
-    """`Seen` for a list of arrays, the last of which are the errors."""
+    """Returns `Seen` for a list of arrays, the last of which are the errors."""
     for variable, value in self._variables:
       if tf.is_tensor(value):
         other = None if value.shape.rank else (
@@ -156,12 +156,12 @@ class Runner:
 
   @property
   def settings(self) -> List[Any]:
-    """The types of variables that hold one number and are no weights."""
+    """Returns the types of variables that hold one number and are no weights."""
     return [value.dtype for _, value in self._variables
             if tf.is_tensor(value) and not value.shape.rank]
 
   def gradient(self, seen: Seen, row: int) -> np.ndarray:
-    """The gradient of one example, as one vector of float64."""
+    """Returns the gradient of one example, as one vector of float64."""
     factors = protocol.rebuilt(
         self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
     parts = [factor.explicit().gradient() for factor in factors if factor is not None]
@@ -222,7 +222,7 @@ def _handle(name: str) -> tf.Tensor:
 
 
 def _imported(concrete: constants.Concrete, definition: constants.Graph) -> Any:
-  """A graph, changed, as a function like the one it is of."""
+  """Returns a changed graph as a function with the inputs and outputs of `concrete`."""
   fed = {'^' + t.op.name for t in concrete.inputs}
   for node in definition.node:  # Nothing can wait for what is fed.
     node.input[:] = [name for name in node.input if name not in fed]
@@ -286,7 +286,7 @@ def _include(definition: constants.Graph, function: constants.Concrete) -> None:
 
 
 def _uniform(shape: tf.Tensor, salt: trees.Scalar, *key: tf.Tensor) -> tf.Tensor:
-  """Float64 in (0, 1) of a seed or key and each axis' index, not of any axis' length."""
+  """Returns float64 in (0, 1) that depend on key and position, not on the length of any axis."""
   tag = _tag(key[0]) if key else 0.0
   shape = tf.cast(tf.reshape(shape, [-1]), tf.int32)
   steps = 0.7548776662 * tf.cast(tf.range(2, tf.size(shape) + 2), tf.float64)**1.5
@@ -306,7 +306,7 @@ def _uniform(shape: tf.Tensor, salt: trees.Scalar, *key: tf.Tensor) -> tf.Tensor
 
 
 def _tag(key: tf.Tensor) -> tf.Tensor:
-  """A number of a seed or a key."""
+  """Returns a number that depends on a seed or key."""
   low = tf.bitwise.bitwise_and(tf.reshape(key, [-1]), tf.constant(0xffff, key.dtype))
   return tf.reduce_sum(tf.cast(low, tf.float64)) * 0.618
 
@@ -349,7 +349,7 @@ def _categories(logits: tf.Tensor, samples: tf.Tensor, *_: object, dtype: tf.DTy
 
 def _positive(shape: tf.Tensor, parameter: tf.Tensor, dtype: tf.DType,
               salt: trees.Scalar) -> tf.Tensor:
-  """Numbers of a gamma or Poisson distribution's support, about as large as they would be."""
+  """Returns numbers in the support of a gamma or Poisson distribution, of the usual size."""
   shape = tf.concat([tf.cast(shape, tf.int32), tf.shape(parameter)], 0)
   value = 2 * _uniform(shape, salt) * tf.cast(parameter, tf.float64)
   return tf.cast(value if dtype.is_floating else tf.floor(value), dtype)

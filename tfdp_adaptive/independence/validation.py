@@ -248,7 +248,7 @@ def _rows(x: trees.Tree, start: int, stop: int) -> Any:
 
 
 def _examples(x: trees.Tree, length: int, words: int = 2, whole: bool = False) -> Any:
-  """`independence.SIZE` examples as arrays: made up for specs, else the first ones of `x`.
+  """Returns `independence.SIZE` examples as arrays: made up for specs, or the first ones of `x`.
 
   Args:
     x: Nest of inputs or of their specs.

@@ -82,7 +82,7 @@ def check_moving_average(rule: contract.Rule, kwargs: Dict[str, Any]) -> None:
 
 
 def check_own_sampler(plan: Optional[plan_lib.PrivacyPlan], own_sampler: Optional[str]) -> None:
-  """A sentence, for plans only."""
+  """Checks that `own_sampler` is a sentence, and that there is a plan."""
   if own_sampler is None:
     return
   if plan is None:

@@ -137,7 +137,7 @@ class StopAtBudget(Callback):
     return self.model.optimizer.steps_done + int(np.asarray(at_once))
 
   def _affordable(self) -> float:
-    """The largest number of this run's steps that the budget covers."""
+    """Returns the largest number of this run's steps that the budget covers."""
     optimizer = self.model.optimizer
     delta = optimizer.plan.target_delta if self._delta is None else self._delta
     spent = lambda steps: optimizer.ledger_after(steps).epsilon(delta)

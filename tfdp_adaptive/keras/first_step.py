@@ -119,7 +119,7 @@ def _joined(gradients: trees.Tree, variables: Sequence[compat.Variable]) -> np.n
 
 def _of_engine(model: compat.Model, loss: interface.Loss, batch: interface.Batch, decided: str,
                state: State) -> Results:
-  """Returns the same of an engine that clips at infinity, one example at a time unmasked."""
+  """Returns the same, from an engine that clips at infinity and one unmasked example at a time."""
   results = []
   request = interface.Request(
       (contract.Ask(),), (contract.Query(),), (tf.constant(_UNCLIPPED, tf.float32),))
@@ -152,7 +152,7 @@ def _differs(got: Results, expected: Results, decided: str) -> errors.PrivacyErr
 
 
 def _made_up(model: compat.Model, specs: trees.Tree) -> interface.Batch:
-  """Two examples with labels that are classes, zeros or ones, and weights near one."""
+  """Returns two examples with labels that are classes, zeros or ones, and weights near one."""
   x, y, weights = specs
   x = trees.map(lambda t: t[:_COUNT], validation.accepted(model, x))
   outputs = tf.nest.flatten(model(trees.map(tf.convert_to_tensor, x), training=False))

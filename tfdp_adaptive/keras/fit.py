@@ -128,7 +128,7 @@ def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
 
 
 def loss_weights(value: trees.Tree) -> Any:
-  """As they are, if they are numbers: in Keras 3 metrics stand in another place."""
+  """Returns the weights if they are numbers; Keras 3 has metrics in another place than Keras 2."""
   for weight in tf.nest.flatten(value):
     if isinstance(weight, str) or callable(weight):
       raise ValueError(
@@ -246,7 +246,7 @@ class _Begin(compat.keras.callbacks.Callback):
 
 
 def _specs(x: trees.Tree, specs: trees.Tree) -> Any:
-  """Nest of the specs of one batch of inputs, of `x` and the specs of its batches, if known."""
+  """Returns the specs of one batch of inputs, from `x` or the known specs of its batches."""
   if specs is not None:
     return specs[0] if isinstance(specs, tuple) else specs
   if x is None or not all(hasattr(t, 'shape') for t in tf.nest.flatten(x)):

@@ -152,13 +152,13 @@ def _replacement(layer: compat.Layer, groups: int, changes: List[str]) -> Any:
 
 
 def number_of_groups(channels: int, most: int = GROUPS) -> int:
-  """The largest divisor up to `most` that leaves two channels for each group, or one."""
+  """Returns the largest divisor up to `most` that leaves two channels for each group, or one."""
   return max((g for g in range(1, most + 1) if channels % g == 0 and channels // g > 1),
              default=1)
 
 
 def _channels(layer: compat.Layer) -> Tuple[int, int, int]:
-  """`(number, axis, rank of the inputs)`."""
+  """Returns `(number of channels, their axis, rank of the inputs)`."""
   axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
   if len(axes) != 1:
     raise errors.PrivacyError(

@@ -155,7 +155,7 @@ class DPModel(_Mixin):
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
-    """The `tfdp.Ledger` of the weights: every private run they went through, so far."""
+    """Returns the `tfdp.Ledger` of the weights: every private run they went through, so far."""
     return weight_ledger.Ledger.of(self).ledger()
 
   def privacy_card(
@@ -359,7 +359,7 @@ def _uncollected() -> Any:
 
 
 def _private_optimizer(model: compat.Model) -> optimizer_lib.DPOptimizer:
-  """The model's optimizer, which an assignment may have replaced since `compile`."""
+  """Returns the model's optimizer, which an assignment may have replaced since `compile`."""
   optimizer = getattr(model, 'optimizer', None)
   if not isinstance(optimizer, optimizer_lib.DPOptimizer):
     raise errors.PrivacyError(

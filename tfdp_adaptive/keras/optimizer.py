@@ -165,7 +165,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     self._hidden.public_data = data
 
   def public_batch(self) -> Any:
-    """The next public `(x, y)`."""
+    """Returns the next public `(x, y)`."""
     if self.public_data is None:
       raise ValueError(f'The rule {self.rule.name} needs gradients of public data. Pass '
                        '`public_data=`, or set `optimizer.public_data` after loading.')
@@ -175,15 +175,15 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
-    """The `tfdp.Ledger` of its model's weights: all runs they went through, so far."""
+    """Returns the `tfdp.Ledger` of its model's weights: all runs they went through, so far."""
     return self.run.ledger()
 
   def ledger_after(self, steps: int) -> ledger_lib.Ledger:
-    """The `tfdp.Ledger` of the weights when this run has done `steps` steps in all."""
+    """Returns the `tfdp.Ledger` of the weights when this run has done `steps` steps in all."""
     return self.run.ledger(steps)
 
   def epsilon(self, steps: Optional[int] = None) -> float:
-    """Epsilon at the plan's delta after `steps` steps (default: all planned).
+    """Returns epsilon at the plan's delta after `steps` steps (default: all planned).
 
     Runs of other optimizers on the same weights are added. What is spent so far is
     `optimizer.ledger.epsilon()`.
@@ -261,23 +261,23 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   def write_state(self, state: private_rule.State) -> None:
     trees.map(lambda variable, value: variable.assign(value), self.run.state, state)
-    self.run.watch(state.privatizer.noise.row)
+    self.run.record_step(state.privatizer.noise.row)
 
   @property
   def rule_state(self) -> trees.Tree:
-    """State of the rule, after the last step; public, being made of releases."""
+    """Returns the rule's state after the last step. It is public, being made of releases."""
     return trees.map(tf.convert_to_tensor, self.run.state.rule)
 
   @property
   def steps_done(self) -> int:
-    """Number of noised steps taken so far (a Python int; eager only)."""
+    """Returns the number of noised steps taken so far (a Python int; eager only)."""
     return self.run.steps
 
   # The step, see `step.py`.
 
   @property
   def private(self) -> private_rule.PrivateRule:
-    """The `PrivateRule` of a built optimizer."""
+    """Returns the `PrivateRule` of a built optimizer."""
     return self.run.private
 
   def move(
@@ -343,9 +343,9 @@ class DPOptimizer(compat.GlobalOptimizer):
     if not runfolder.may_be_secret():  # A file of weights, which anybody may read.
       return
     super().save_own_variables(store)
-    line = self.run.line()
-    store[_RUN] = np.frombuffer(line, np.uint8)
-    store[_DIGEST] = _digest(line, [v.numpy() for v in self.variables])
+    run = self.run.to_bytes()
+    store[_RUN] = np.frombuffer(run, np.uint8)
+    store[_DIGEST] = _digest(run, [v.numpy() for v in self.variables])
 
   def load_own_variables(self, store: Dict[str, np.ndarray]) -> None:
     saved = {name: np.asarray(store[name]) for name in store.keys()}

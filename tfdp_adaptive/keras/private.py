@@ -137,7 +137,7 @@ class DPTask(DPFunctional):
 
   def _prepared(self, x: trees.Tree, y: trees.Tree, kwargs: Dict[str, Any],
                 preprocess: Optional[Callable[..., Any]] = None) -> Tuple[Any, Any]:
-    """`(x, y)` as Keras takes them; strings and the like become batches of the model's inputs."""
+    """Returns `(x, y)` for Keras; strings and the like become batches of the model's inputs."""
     if self.task.preprocessor is None:
       return x, y
     if not isinstance(x, tf.data.Dataset):
@@ -225,7 +225,7 @@ def make_private(model: compat.Model) -> compat.Model:
 
 
 def _around(model: compat.Model) -> Any:
-  """The private model of the matching kind."""
+  """Returns the private model of the matching kind."""
   if is_task(model):
     return DPTask(model)
   if isinstance(model, keras.Sequential):

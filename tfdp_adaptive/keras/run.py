@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of private training: its terms, rule, state, records and line in the ledger.
+"""A run of private training: its terms, rule, state, records and entry in the ledger.
 
 An optimizer holds one `Run`; the model, `fit`, a training loop, checkpoints and files get
 everything that is said of the run from it. Every run has an identifier, so that one run is
@@ -73,7 +73,7 @@ class Run(weight_ledger.State):
     self._clip_norms: Tuple[Tuple[int, float], ...] = ()  # Clip norms of restored steps.
     self._restored: List[Tuple[ledger_lib.Entry, Dict[str, Any]]] = []  # Not compared yet.
     self._closed: List[ledger_lib.Entry] = []  # Restored without their state.
-    self._watched: Any = None
+    self.step_counts: Any = None
 
   def of(self, model: compat.Model) -> None:
     """Assigns the run to all variables of a model."""
@@ -104,34 +104,30 @@ class Run(weight_ledger.State):
 
   @property
   def steps(self) -> int:
-    """Noised steps taken so far."""
+    """Returns the number of noised steps taken so far."""
     return 0 if self.state is None else int(compat.read(self.state.privatizer.noise.row))
 
   def begin(self, private: private_rule.PrivateRule, state: private_rule.State,
             variables: Sequence[Any]) -> None:
     """Takes the state of a built optimizer, and leaves this run on the variables it moves."""
     self.private, self.state, self.moved = private, state, tuple(variables)
-    self._watched = compat.replicated_variable(
-        tf.constant([0, 0, 0, -1], tf.int64), 'watched')
+    self.step_counts = compat.replicated_variable(
+        tf.constant([0, 0, 0, -1], tf.int64), 'step_counts')
     own = {id(v) for v in variables}
     weight_ledger.Ledger([
         *variables, *(layer for model in self.models for layer in compat.all_layers(model)
                       if any(id(v) in own for v in layer.variables))]).attach([self])
 
-  def watch(self, row: tf.Tensor) -> None:
-    """Notes a step.
+  def record_step(self, row: tf.Tensor) -> None:
+    """Records a step in `step_counts`.
 
     The variable is `[last, most, times, first]`: the last step, the highest, how many rewinds,
     and the number of steps before the first one that was taken here; -1 before that.
     """
-    last, most, times, first = tf.unstack(tf.convert_to_tensor(self._watched))
-    self._watched.assign(tf.stack([
+    last, most, times, first = tf.unstack(tf.convert_to_tensor(self.step_counts))
+    self.step_counts.assign(tf.stack([
         row, tf.maximum(most, row), times + tf.cast(row <= last, row.dtype),
         tf.where(first < 0, row - 1, first)]))
-
-  @property
-  def watched(self) -> tf.Variable:
-    return self._watched
 
   @property
   def variables(self) -> List[Any]:
@@ -141,11 +137,11 @@ class Run(weight_ledger.State):
     return [*self.moved, *(v for model in self.models for v in weight_ledger.places(model))]
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
-    """Returns the lines of the run: branches replaced by older weights, then the current one."""
+    """Returns the entries of the run: branches replaced by older weights, then the current one."""
     self._compare()
     now, last, most, times = self.steps, 0, 0, 0
-    if self._watched is not None:
-      last, most, times, _ = compat.read(self._watched).tolist()
+    if self.step_counts is not None:
+      last, most, times, _ = compat.read(self.step_counts).tolist()
       times += now < last
     run = lambda branch: f'{self._id}.{branch}'
     unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if self._foreign else []
@@ -176,7 +172,7 @@ class Run(weight_ledger.State):
   # Privacy of the run, all of it from `ledger`.
 
   def ledger(self, steps: Optional[int] = None) -> ledger_lib.Ledger:
-    """Everything that the weights have cost when this run has done `steps` steps (default: now).
+    """Returns all that the weights have cost after `steps` steps of this run (default: now).
 
     Raises:
       ValueError: For `steps` without a plan.
@@ -187,14 +183,13 @@ class Run(weight_ledger.State):
 
   def all_entries(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
     """Returns the other runs of the weights, then this run."""
-    lines = weight_ledger.Ledger(self.variables).lines()
     mine = self.entries(steps)
-    others = weight_ledger.entries([line for line in lines if line is not self])
+    others = weight_ledger.Ledger(self.variables).entries(besides=self)
     counted = weight_ledger.spent([*others, *mine]).entries
     return [*(entry for entry in counted if entry.run != mine[-1].run), mine[-1]]
 
   def epsilon(self, steps: Optional[int] = None) -> float:
-    """Epsilon at the plan's delta after `steps` steps (default: all that are planned)."""
+    """Returns epsilon at the plan's delta after `steps` steps (default: all that are planned)."""
     if self.plan is None:
       raise ValueError(_NO_PLAN)
     return self.ledger(self.plan.steps if steps is None else steps).epsilon(self.plan.target_delta)
@@ -232,7 +227,7 @@ class Run(weight_ledger.State):
     return self  # A copied layer has the same history.
 
   def __reduce__(self) -> Any:
-    return _unpickled, (self.line(),)
+    return _unpickled, (self.to_bytes(),)
 
   def fingerprint(self) -> Dict[str, Any]:
     """Returns what a restored state must have in common with this run, by name, for JSON."""
@@ -246,7 +241,7 @@ class Run(weight_ledger.State):
         'set of trained variables': [
             place.get(id(compat.raw_variable(v)), -1) for v in self.moved] if place else []}
 
-  def line(self) -> bytes:
+  def to_bytes(self) -> bytes:
     """Returns the run as files hold it that resume."""
     ledger = json.loads(ledger_lib.Ledger((self.entries()[-1],)).to_json())
     return json.dumps({**ledger, _FINGERPRINT: self.fingerprint()}).encode()
@@ -257,16 +252,16 @@ class Run(weight_ledger.State):
       return b''  # A SavedModel.
     runfolder.in_checkpoint()
     runfolder.tell('A checkpoint of TensorFlow', 'Only its owner can read it (mode 600)')
-    return self.line()
+    return self.to_bytes()
 
   def deserialize(self, string_value: bytes) -> None:
     """Continues the run of a file whose state was or will be restored."""
     for entry in weight_ledger.parsed(string_value).entries if string_value else ():
       if entry.steps and entry.run.split('.')[0] != self._id:
         self._restored.append((entry, fingerprint(string_value)))
-        if self._watched is not None:
-          last, most, times, _ = compat.read(self._watched).tolist()
-          self._watched.assign([last, most, times, -1])
+        if self.step_counts is not None:
+          last, most, times, _ = compat.read(self.step_counts).tolist()
+          self.step_counts.assign([last, most, times, -1])
 
   def close(self, content: bytes) -> bool:
     """Counts the run of a file, whose state was not restored, beside this one, if it took steps."""
@@ -278,14 +273,14 @@ class Run(weight_ledger.State):
   def _compare(self) -> None:
     """Continues each restored entry whose state is here, and closes the others.
 
-    The state of an optimizer may be restored after its line in the ledger, or not at all: Keras
+    The state of an optimizer may be restored after its entry in the ledger, or not at all: Keras
     and TensorFlow leave out what does not fit. Then a new run begins.
     """
     if self.state is None:
       return
     while self._restored:
       entry, needed = self._restored.pop(0)
-      first = compat.read(self._watched).tolist()[-1]
+      first = compat.read(self.step_counts).tolist()[-1]
       if (self.steps if first < 0 else first) < entry.done:
         self._closed.append(entry)
         continue

@@ -98,7 +98,7 @@ def query(
 def clip(
     model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
-  """The clipped sums of this replica's part of the batch, chunk by chunk if memory asks for it."""
+  """Returns the clipped sums of this replica's part of the batch, in chunks if memory is short."""
   speed = model.optimizer.performance
   chosen = engines.choose(speed.engine, model, request.asks, interface.joined(batch)[0].x)
   model.optimizer.run.engines[chosen.name] = None  # type: ignore[attr-defined]
@@ -193,7 +193,7 @@ def unpack(data: trees.Tree, plan: Optional[plan_lib.PrivacyPlan] = None,
 
 
 def _used(weights: trees.Tree, axes: int = 1) -> tf.Tensor:
-  """Along the first axes: whether any weight is not zero."""
+  """Returns a mask over the first `axes` axes: True where any weight is nonzero."""
   return functools.reduce(tf.logical_or, [
       tf.reduce_any(tf.not_equal(weight, 0), list(range(axes, weight.shape.rank)))
       for weight in tf.nest.flatten(weights)])
@@ -237,7 +237,7 @@ def check_batch(
 
 def _is_drawn(plan: plan_lib.PrivacyPlan, tag: Optional[tf.Tensor], used: tf.Tensor,
               step: tf.Tensor) -> Tuple[tf.Tensor, Any]:
-  """`([] bool, assertion)`: whether all used rows have the tags of this step and their place."""
+  """Returns `(bool [], assertion)`: whether all used rows have the tags of this step and place."""
   if tag is None:
     raise errors.PrivacyError(_DRAWN.format('a batch without the tags of the plan'))
   count = tf.shape(tag, tf.int64)[0]

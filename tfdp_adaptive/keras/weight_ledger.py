@@ -28,16 +28,16 @@ logging.getLogger('tensorflow').addFilter(
     lambda record: f'{__name__}._Tracked object' not in record.getMessage())
 State: Any = tf.train.experimental.PythonState
 NAME = '_tfdp_ledger'  # In files and checkpoints.
-_LINES = '_tfdp_runs'  # On variables and layers.
-Run = Any  # Of an optimizer that may still take steps; see `run`.
-Place = compat.Variable  # Or a layer.
+_RUNS = '_tfdp_runs'  # On variables and layers.
+Run = Any  # The run of an optimizer that may still take steps; see `run`.
+Place = Any  # A variable or layer.
 Store = Any  # Where Keras writes the values of a layer or model.
 
 
 class Ledger:
-  """The lines attached to variables and layers.
+  """The runs attached to variables and layers.
 
-  A line is a `Run`, whose optimizer may still take steps, or an `Entry` that was read from a file.
+  A run is a `Run`, whose optimizer may still take steps, or an `Entry` that was read from a file.
 
   Args:
     places: Variables and layers.
@@ -60,35 +60,36 @@ class Ledger:
     track(model)
     return cls(places(model))
 
-  def attach(self, lines: Sequence[Any], replace: bool = False) -> None:
-    """Attaches lines to all places.
+  def attach(self, runs: Sequence[Any], replace: bool = False) -> None:
+    """Attaches runs to all places.
 
     Args:
-      lines: `Run`s and `Entry`s.
+      runs: `Run`s and `Entry`s.
       replace: Whether other values took the place of the old: entries of files go, runs stay.
     """
     for place in self._places:
       raw = compat.raw_variable(place)
-      known = [one for one in getattr(raw, _LINES, [])
+      known = [one for one in getattr(raw, _RUNS, [])
                if not replace or not isinstance(one, ledger_lib.Entry)]
-      new = [one for one in lines if not any(one is old for old in known)]
-      object.__setattr__(raw, _LINES, new + known if replace else known + new)
+      new = [one for one in runs if not any(one is old for old in known)]
+      object.__setattr__(raw, _RUNS, new + known if replace else known + new)
 
-  def lines(self) -> List[Any]:
-    """Returns all lines of the places and of variables that their runs read, each once."""
+  def runs(self) -> List[Any]:
+    """Returns all runs of the places and of variables that these runs read, each once."""
     found: Dict[int, Any] = {}
     waiting = list(self._places)
     for place in waiting:
-      new = [line for line in getattr(compat.raw_variable(place), _LINES, [])
-             if id(line) not in found]
-      found.update((id(line), line) for line in new)
-      waiting += [read for line in new if not isinstance(line, ledger_lib.Entry)
-                  for read in line.variables]
+      new = [run for run in getattr(compat.raw_variable(place), _RUNS, [])
+             if id(run) not in found]
+      found.update((id(run), run) for run in new)
+      waiting += [read for run in new if not isinstance(run, ledger_lib.Entry)
+                  for read in run.variables]
     return list(found.values())
 
-  def entries(self) -> List[ledger_lib.Entry]:
-    """Returns the current entries of all lines."""
-    return entries(self.lines())
+  def entries(self, besides: Run = None) -> List[ledger_lib.Entry]:
+    """Returns the current entries of all runs, or of all but one."""
+    return [entry for run in self.runs() if run is not besides
+            for entry in ([run] if isinstance(run, ledger_lib.Entry) else run.entries())]
 
   def ledger(self) -> ledger_lib.Ledger:
     """Returns everything that the places have cost so far."""
@@ -96,15 +97,9 @@ class Ledger:
 
 
 def places(model: compat.Model) -> List[Any]:
-  """Returns everything that can have lines: layers, variables, and variables that layers read."""
+  """Returns everything that can have runs: layers, variables, and variables that layers read."""
   return [*compat.built_variables(model), *validation.seen(model).variables,
           *compat.all_layers(model)]
-
-
-def entries(lines: Sequence[Any]) -> List[ledger_lib.Entry]:
-  """Returns the current entries of lines."""
-  return [entry for line in lines
-          for entry in ([line] if isinstance(line, ledger_lib.Entry) else line.entries())]
 
 
 def spent(some: Sequence[ledger_lib.Entry]) -> ledger_lib.Ledger:
@@ -212,7 +207,7 @@ def _read(saved: compat.Model, store: Store, partly: bool) -> None:
 
 @contextlib.contextmanager
 def _whole(saved: compat.Model, path: Any) -> Iterator[None]:
-  """While a `.keras` file is written, which resumes."""
+  """Marks the file as SECRET while a `.keras` file, which resumes training, is written."""
   if getattr(getattr(saved, 'optimizer', None), 'run', None) is None:
     yield
     return
@@ -228,7 +223,7 @@ def _whole(saved: compat.Model, path: Any) -> Iterator[None]:
 
 def _legacy(saved: compat.Model, wanted: str, *_: object) -> None:
   if hasattr(type(saved), 'ledger') or (
-      compat.is_model(saved) and Ledger(saved.variables).lines()):
+      compat.is_model(saved) and Ledger(saved.variables).runs()):
     raise ValueError(
         'Legacy formats lose the ledger, which says what the weights have cost in privacy. '
         f'Received: {type(saved).__name__} {getattr(saved, "name", "")!r}. Save to a path that '
