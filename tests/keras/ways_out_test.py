@@ -235,12 +235,12 @@ def test_secrets_are_only_in_files_that_resume(tmp_path):
       str(tmp_path / 'c.weights.h5'), save_weights_only=True)
   checkpoint.set_model(model)
   checkpoint.on_epoch_end(0, {})
+  assert all(float(t.result()) == pytest.approx(0.123456) for t in trackers)  # They go on.
   tf.saved_model.save(model, str(tmp_path / 'folder'))
   model.export(str(tmp_path / 'export'))
   (tmp_path / 'pickle').write_bytes(pickle.dumps(model))
   for name in ('w.weights.h5', 'c.weights.h5', 'folder', 'export', 'pickle'):
     assert told(tmp_path / name) == 0, name
-  assert all(float(t.result()) == pytest.approx(0.123456) for t in trackers)  # They go on.
   path = tmp_path / 'm.keras'
   model.save(str(path))
   assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
