@@ -262,7 +262,7 @@ class DPModel(_Mixin):
 
   @tf.autograph.experimental.do_not_convert
   def compare_step(self, loss: losses_lib.ExampleLoss, examples: trees.Tree) -> None:
-    """Compares loss and gradients with Keras' own, once per kind of batch; see `agreement`."""
+    """Compares loss and gradients with Keras' own, once per kind of batch; see `first_step`."""
     specs = tf.nest.map_structure(
         lambda t: None if t is None else tf.TensorSpec(t.shape, t.dtype),
         (examples.x, examples.y, examples.sample_weight))
