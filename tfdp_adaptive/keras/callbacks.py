@@ -66,7 +66,7 @@ class PrivacyReport(Callback):
   def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     _check_plan(self)
     if self._looks is not None:
-      self._looks.claim(self.model.optimizer.plan, self._looks.steps[-1])  # It is one of this plan.
+      self._looks.claim(self.model.optimizer.plan, self._looks.steps[-1])  # Raises for others.
     self._began = True
 
   def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
@@ -131,9 +131,8 @@ class StopAtBudget(Callback):
 
   def _next(self) -> int:
     """Returns the number of steps after the next call of the training function."""
-    at_once = getattr(self.model, 'steps_per_execution', None)
-    if at_once is None:
-      at_once = getattr(self.model, '_steps_per_execution', 1)
+    at_once = getattr(
+        self.model, 'steps_per_execution', getattr(self.model, '_steps_per_execution', 1))
     return self.model.optimizer.steps_done + int(np.asarray(at_once))
 
   def _affordable(self) -> float:
@@ -162,16 +161,15 @@ def _check_plan(callback: Callbacks) -> None:
 class StopIfDiverged(Callback):
   """Stops when weights are not finite or too large, or the loss on public data is too large.
 
-  Every `fit` of a private model stops with a warning if its weights are no longer finite. This
-  callback also stops for other reasons. It costs no privacy, because it does not read the exact
-  training loss.
+  Every `fit` of a private model stops if its weights are no longer finite. This callback also stops
+  for other reasons. It costs no privacy, because it does not read the exact training loss.
 
   Args:
     growth: Also stop if the root mean square of the weights reaches this multiple of its value at
       the start (or of 0.1, if that is larger).
     public_data: `(x, y)`, which must be public. Its loss is evaluated after every epoch. Training
       stops if the loss is not finite, or reaches `factor` times its smallest value so far.
-    factor: See above.
+    factor: The multiple of the smallest loss on public data at which training stops.
   """
 
   def __init__(self, growth: Optional[float] = None,
@@ -284,13 +282,9 @@ def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] =
 def after_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = ()) -> None:
   """Counts all planned steps of a run that was stopped, and writes the cards of reports.
 
-  A `fit` that was not stopped has taken the steps that it was given beforehand. What could have
-  ended it sooner saw releases of these steps alone, so they are all that is to be counted.
-
-  Args:
-    model: As for `before_fit`.
-    callbacks: As for `before_fit`.
-    notes: Later findings about the data.
+  A `fit` that was not stopped has taken the steps that it was given beforehand. Only these count:
+  what could have ended it sooner saw only their releases. `notes` are later findings about the
+  data; for the other arguments, see `before_fit`.
   """
   run = model.optimizer.run
   for note in notes:

@@ -84,8 +84,8 @@ def query(
 ) -> Tuple[private_rule.State, interface.Request, Any]:
   """Returns the state, what the rule asks for, and the public gradients it needs, or ().
 
-  It waits for the tensors of a batch, though it uses none: where data end, `fit` begins a step
-  that has no batch, and noise may have no row for it.
+  It waits for the batch, though it uses none: where data end, `fit` begins a step that has no
+  batch, and noise may have no row for it.
   """
   with tf.init_scope():
     optimizer.build(variables)
@@ -138,9 +138,6 @@ def apply(
     optimizer.move(variables, direction, state)
 
 
-# The batch.
-
-
 def unpack(data: trees.Tree, plan: Optional[plan_lib.PrivacyPlan] = None,
            outputs: Optional[Sequence[str]] = None) -> Tuple[interface.Batch, Any, int]:
   """Returns `(batch, tag, views)` of `(x, y, sample_weight)`.
@@ -157,8 +154,7 @@ def unpack(data: trees.Tree, plan: Optional[plan_lib.PrivacyPlan] = None,
   Returns:
     The batch, the tags of its rows or None, and the number of views of every example in it.
   """
-  # Eager steps of `train_on_batch` get arrays from Keras 3.
-  data = tf.nest.map_structure(
+  data = tf.nest.map_structure(  # Eager steps of `train_on_batch` get arrays from Keras 3.
       lambda t: tf.convert_to_tensor(t) if isinstance(t, np.ndarray) else t, data)
   x, y, sample_weight = compat.keras.utils.unpack_x_y_sample_weight(data)
   sample_weight, tag = tags.split(sample_weight)
@@ -213,8 +209,7 @@ def check_batch(
     noise: The noise's state before the step, whose row counts the steps done so far.
 
   Returns:
-    Batch and noise again. All that the step writes depends on the noise, hence on the check: where
-    that fails, nothing was written.
+    Batch and noise again. All that the step writes depends on the noise, hence on the check.
   """
   if optimizer.plan is not None and optimizer.own_sampler is None:
     if batch.y is None:
