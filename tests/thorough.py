@@ -181,6 +181,7 @@ _BY_REASON = {
         'clipping/second_moments_test.py::'
         'test_every_other_kind_of_layer_has_sides_of_its_shape': (),
         'clipping/users_test.py::test_sums_are_those_of_users_one_by_one': (),
+        'recipes_test.py::test_recipe_prints_the_rows_of_its_page': ('frozen_features', 'users'),
         'documents_test.py::test_examples_run_one_after_the_other': (
             'README.md', 'docs/guides/training.md', 'docs/guides/users.md'),
         'entropy_test.py::test_secrets_depend_on_the_test_alone': (),

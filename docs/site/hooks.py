@@ -41,6 +41,8 @@ ORDER = {
 }
 # Documents of the repository's root that are pages of the site as well.
 DOCUMENTS = ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md')
+# What the search shows after the pages of `docs/`.
+_SELDOM = '---\nsearch:\n  boost: 0.2\n---\n\n'
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(#[\w-]+)?\)')
 # Other words for the subject of a page, which the search finds as well.
 SYNONYMS = {
@@ -227,7 +229,7 @@ def _made():
   return {
       **notebooks.pages(ROOT / 'colabs'),
       **recipes.pages(ROOT / 'examples' / 'recipes', ROOT / 'benchmarks' / 'results' / 'recipes'),
-      **{name: (ROOT / name).read_text(encoding='utf-8') for name in DOCUMENTS
+      **{name: _SELDOM + (ROOT / name).read_text(encoding='utf-8') for name in DOCUMENTS
          if (ROOT / name).exists()}}
 
 

@@ -5,6 +5,8 @@ import ast
 import pathlib
 import re
 
+_RESULTS = 'accuracy|area under|mean absolute|hidden items'  # What a result begins with.
+
 
 def pages(folder, results):
   """Returns `{path in the site: text}`, a page for each program of `folder`.
@@ -21,8 +23,20 @@ def _page(path, result):
   source = path.read_text(encoding='utf-8')
   title, _, text = ast.get_docstring(ast.parse(source)).partition('\n')
   code = re.sub(r'\A.*?""".*?"""\n+', '', source, count=1, flags=re.DOTALL)
-  printed = result.read_text(encoding='utf-8').rstrip()
   return (
-      f'# {title.rstrip(".")}\n{text}\n\n## What it prints\n\n```text\n{printed}\n```\n\n'
+      f'# {title.rstrip(".")}\n{text}\n\n## What it prints\n\n'
+      f'{_table(result.read_text(encoding="utf-8"))}\n\n'
       'Private numbers differ from run to run, because the noise is drawn anew.\n\n'
       f'## The program\n\n```python title="{path.name}"\n{code.rstrip()}\n```\n')
+
+
+def _table(printed):
+  """Returns what a recipe prints, lines of a name and its results, as a table and the rest."""
+  rows, rest = ['| model | result |', '|---|---|'], ['']
+  for line in printed.splitlines():
+    found = re.fullmatch(rf'(.+?) +((?:{_RESULTS}) .*)', line)
+    if found is None:
+      rest.append(line)
+    else:
+      rows.append(f'| {found[1]} | {found[2]} |')
+  return '\n'.join(rows + rest)
