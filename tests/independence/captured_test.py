@@ -15,6 +15,8 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import constants
+from tfdp_adaptive.independence import disclosures
+from tfdp_adaptive.independence import validation
 
 keras = compat.keras
 GLOBAL = np.arange(3.0)
@@ -110,6 +112,30 @@ def test_numbers_of_layers():
   assert held(np.arange(40)).shapes == held([[0, 0], [1, 1], [1, 1], [0, 0]]).shapes == []
   reads = tf.function(lambda: table.lookup(tf.constant(1))).get_concrete_function()
   assert constants.held(reads).tables == 1 and held([0.5, 0.7]).tables == 0
+
+
+def test_what_python_code_and_files_bring_is_named():
+  calls = lambda function: constants.held(
+      tf.function(function, autograph=False).get_concrete_function()).unseen
+  assert calls(lambda: tf.numpy_function(lambda: np.ones(3), [], tf.float64)) == ('PyFunc',)
+  assert calls(lambda: tf.py_function(lambda: tf.ones(3), [], tf.float32)) == ('EagerPyFunc',)
+  assert calls(lambda: tf.io.read_file('a file')) == ('ReadFile',)
+  assert calls(lambda: tf.ones(3)) == ()
+
+
+@pytest.mark.parametrize('read', [
+    lambda: tf.numpy_function(lambda: np.float32(0.3), [], tf.float32),
+    lambda: tf.io.decode_raw(tf.io.read_file('a file'), tf.float32)])
+def test_what_no_graph_shows_is_in_the_statement_or_refused(read):
+  model = keras.Sequential([keras.Input([2]), keras.layers.Lambda(
+      lambda x: x * tf.reshape(read(), [])),
+                            keras.layers.Dense(1)])
+  validation.look(model)
+  assert 'cannot be seen' in ' '.join(disclosures.sentences(model))
+  model = keras.Sequential([keras.Input([2]), keras.layers.Dense(
+      1, kernel_regularizer=lambda w: tf.reduce_sum(w) * tf.reshape(read(), []))])
+  with pytest.raises(tfdp.PrivacyError, match='PyFunc|ReadFile'):
+    validation.check_held(model, [])
 
 
 def test_variables_and_numbers():

@@ -52,6 +52,7 @@ _ARITHMETIC = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub', 'RealDiv', 'Flo
 # Draws whose law is their own: that of any other is an input, which may be data.
 _OF_NO_DATA = re.compile(
     '(Stateless)?(RandomUniform(?!Int)|RandomNormal|RandomStandardNormal|TruncatedNormal)')
+_UNSEEN = re.compile('.*PyFunc|ReadFile|Restore|.*Reader')
 _MOST = 16  # Largest number of constants of each kind.
 _STRUCTURE = 16  # Integers of a pad: two for each of at most eight axes.
 
@@ -64,11 +65,13 @@ class Held(NamedTuple):
       or more integers than axes, slices and paddings take.
     variables: Every variable it reads or writes.
     tables: The number of lookup tables, data sets and the like that it reads.
+    unseen: Operations that bring data which no graph shows: Python functions and reads of files.
   """
 
   shapes: List[Tuple[int, ...]]
   variables: Tuple[Any, ...]
   tables: int = 0
+  unseen: Tuple[str, ...] = ()
 
 
 def held(concrete: Concrete) -> Held:
@@ -82,8 +85,8 @@ def held(concrete: Concrete) -> Held:
     >>> held(tf.function(lambda: tf.reduce_sum(table * 3.0)).get_concrete_function()).shapes
     [(2,)]
   """
-  values = [tf.make_ndarray(node.attr['value'].tensor)
-            for node in nodes(concrete.graph.as_graph_def()) if node.op == 'Const']
+  found = nodes(concrete.graph.as_graph_def())
+  values = [tf.make_ndarray(node.attr['value'].tensor) for node in found if node.op == 'Const']
   outside = [outer for outer, _ in concrete.graph.captures]
   values += [outer.numpy() for outer in outside if hasattr(outer, 'numpy')
              and outer.dtype not in (tf.resource, tf.variant)]
@@ -91,7 +94,8 @@ def held(concrete: Concrete) -> Held:
   tables = {id(outer) for outer in outside if outer.dtype in (tf.resource, tf.variant)
             and id(outer) not in of_variables}
   return Held([tuple(value.shape) for value in values if _may_be_data(value)],
-              tuple(concrete.graph.variables), len(tables))
+              tuple(concrete.graph.variables), len(tables),
+              tuple(sorted({node.op for node in found if _UNSEEN.match(node.op)})))
 
 
 def _may_be_data(value: object) -> bool:

@@ -49,9 +49,12 @@ def sentences(
   """
   yield from _about(numbers)
   shapes = _shapes(model)
-  tables = validation.seen(model).tables
-  if tables:
-    yield f'Layers read {tables} lookup tables that are no weights; they are taken as public.'
+  held = validation.seen(model)
+  if held.tables:
+    yield f'Layers read {held.tables} lookup tables that are no weights; they are taken as public.'
+  if held.unseen:
+    yield (f'Layers call operations {list(held.unseen)}: the data that their Python code or files '
+           'bring cannot be seen, and are taken as public.')
   if shapes:
     yield (f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as public.')
   found = captured.find(*(layer.function for layer in compat.all_layers(model)

@@ -168,13 +168,13 @@ def check_held(model: compat.Model, functions: Sequence[Any],
     own = {id(compat.raw_variable(v)) for v in model.variables}
     others = sorted({v.name for v in [*traced.variables, *found.variables]
                      if id(compat.raw_variable(v)) not in own})
-    if shapes or others or traced.tables:
+    if shapes or others or traced.tables or traced.unseen:
       raise errors.PrivacyError(
           'What a loss, penalty, constraint or learning-rate schedule holds reaches the weights '
           'unclipped, so it may hold plain numbers only. Received: one that holds arrays of shapes '
-          f'{shapes} and variables {others}, and reads {traced.tables} lookup tables. Write '
-          'settings as numbers of Python. If arrays come from public data, say so: '
-          "`model.compile(..., public_penalty='where they come from')`.")
+          f'{shapes} and variables {others}, reads {traced.tables} lookup tables, and calls '
+          f'{list(traced.unseen)}. Write settings as numbers of Python. If arrays come from public '
+          "data, say so: `model.compile(..., public_penalty='where they come from')`.")
   return found.numbers
 
 
