@@ -30,9 +30,10 @@ def make_folder(tmp_path_factory):
   (folder / 'edited.json').write_text(json.dumps(content))
   (folder / 'NaN.json').write_text(json.dumps(content).replace('true', 'NaN'))
   content['card']['epsilon'] /= 0.9
-  plan = content['card']['runs'][0]['entry']['entries'][0]['plan']['content']['plan']
+  plan = content['card']['runs'][0]['plan']['content']['plan']
   plan['sampling'] = {'kind': 'TruncatedPoisson', 'config': {'max_batch_size': 1}}
   (folder / 'refused.json').write_text(json.dumps(content))
+  (folder / 'registry.yaml').write_text('deployment:\n  name: x\n')
   with open(folder / 'gigabyte.json', 'wb') as file:
     file.truncate(1 << 30)
   return folder
@@ -41,6 +42,8 @@ def make_folder(tmp_path_factory):
 @pytest.mark.parametrize('name, weights, status, said', [
     ('card.json', 'weights.npz', 0, 'Nothing that can be checked on this card is wrong.'),
     ('card.json', None, 0, 'Which weights the card is about'),
+    ('.', 'weights.npz', 0, 'Nothing that can be checked on this card is wrong.'),
+    ('registry.yaml', None, 2, 'must be JSON'),
     ('card.json', 'others.npz', 3, '1 of them are the same'),
     ('edited.json', None, 3, 'The terms do not give epsilon'),
     ('refused.json', None, 3, 'no plan can have'),

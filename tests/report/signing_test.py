@@ -96,6 +96,32 @@ def test_what_was_not_signed_is_wrong(folder, signed, tmp_path, capsys, change, 
   assert said in capsys.readouterr().out
 
 
+def make_wrong_key(folder, kind, private):
+  """A key of another kind, with a password, or none at all."""
+  path = folder / 'wrong.pem'
+  call = lambda *command: subprocess.run(
+      ['openssl', *map(str, command)], check=True, stdin=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL)
+  if kind == 'rsa':
+    call('genrsa', '-out', path, '2048')
+  elif kind == 'password':
+    call('ec', '-in', private, '-aes256', '-passout', 'pass:x', '-out', path)
+  elif kind == 'folder':
+    path.mkdir()
+  elif kind != 'missing':
+    path.write_bytes(kind.encode())
+  return path
+
+
+@needs_library
+@pytest.mark.parametrize('kind', ['rsa', 'password', 'folder', 'missing', '', 'text'])
+def test_a_wrong_key_is_an_error_in_one_line(folder, signed, tmp_path, capsys, kind):
+  key = make_wrong_key(tmp_path, kind, folder / 'mine.pem')
+  assert main.main(['card', str(folder), '--out', str(tmp_path / 'out'), '--sign', str(key)]) == 2
+  assert capsys.readouterr().err.count('\n') == 1
+  assert verify(signed, key) == 2 and capsys.readouterr().err.count('\n') == 1
+
+
 @needs_library
 def test_a_key_that_is_none_is_an_error(folder, signed, tmp_path, capsys):
   assert verify(signed, folder / 'card.json') == 2

@@ -25,7 +25,7 @@ class BatchTest(NamedTuple):
   Attributes:
     p_value: Probability of batches this unusual under the claim; 0 where they break it.
     what: The most unusual point, in words.
-    steps: Batches looked at.
+    steps: The number of batches.
   """
 
   p_value: float
@@ -60,7 +60,7 @@ def check(
 
 
 def _fed(plan: plan_lib.PrivacyPlan, population: int) -> List[np.ndarray]:
-  """The record indices that a model is fed, padding taken off."""
+  """Returns the record indices that a model is fed, without padding."""
   users: Dict[str, Any] = {} if plan.unit == 'example' else dict(users=np.arange(population))
   if plan.whole_users:
     users['examples_per_user'] = 1
@@ -99,7 +99,7 @@ def _structure(
 def _coins(
     plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray],
     population: int) -> Iterator[Tuple[str, float]]:
-  """(what, p-value) of tests of independent coins."""
+  """Yields (what, p-value) of tests of independent sampling at each step."""
   cycle = plan.sampling.cycle
   probability = plan.sampling.probability(plan)  # Probability of a record in its turn.
   cut = plan.sampling.max_batch_size
@@ -136,7 +136,7 @@ def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optio
 
 
 def _size_pmf(size: int, probability: float, cut: Optional[int]) -> np.ndarray:
-  """[n + 1] probabilities of a batch's size."""
+  """Returns [n + 1] probabilities of a batch's size."""
   pmf = _binomial(size, probability)
   if cut is not None and cut < size:
     pmf = np.append(pmf[:cut], pmf[cut:].sum())
@@ -162,19 +162,19 @@ def _overlap(
 
 @functools.lru_cache(maxsize=4096)
 def _shared(size: int, fewer: int, more: int) -> np.ndarray:
-  """[fewer + 1] probabilities of how many records two batches of `size` records share."""
+  """Returns [fewer + 1] probabilities of the number of records that two batches share."""
   return stats.hypergeom(size, fewer, more).pmf(np.arange(fewer + 1))
 
 
 def _two_sided(trials: int, chance: float, value: int) -> float:
-  """P-value of a binomial."""
+  """Returns the two-sided p-value of a binomial."""
   binomial = stats.binom(trials, chance)
   return float(min(1.0, 2 * min(binomial.cdf(value), binomial.sf(value - 1))))
 
 
 def _waiting(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int
           ) -> Iterator[Tuple[str, float]]:
-  """(what, p-value) of batches against waiting times: free, then so many steps apart.
+  """Yields (what, p-value) of tests of waiting times: free, then so many steps apart.
 
   Step by step, given all steps before it, how many records take part is a sum of two binomials: of
   those that never did, and of those that are free again. Each test combines the steps' p-values by
@@ -206,7 +206,7 @@ def _waiting(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], populati
 
 def _rounds(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int
            ) -> Iterator[Tuple[str, float]]:
-  """(what, p-value) of batches against one place for each record in every round of steps."""
+  """Yields (what, p-value) of tests of one place for each record in every round of steps."""
   sampling: Any = plan.sampling  # A scheme with this pattern.
   cycle, groups = sampling.cycle, sampling.groups
   group_of = sampling.group_of(population)
@@ -229,7 +229,7 @@ def _rounds(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], populatio
 
 
 def _first_step(least: int, free: float, steps: int) -> np.ndarray:
-  """[steps] probabilities of a record's first step, in the stationary distribution."""
+  """Returns [steps] probabilities of a record's first step, in the stationary distribution."""
   waiting = np.full(least, free)
   waiting[0] = 1.0
   waiting /= waiting.sum()
@@ -243,7 +243,7 @@ def _binomial(trials: int, chance: float) -> np.ndarray:
 
 
 def _tails(pmf: np.ndarray, value: int) -> float:
-  """P-value of a value, of a distribution on 0, 1, ..."""
+  """Returns the p-value of a value under a distribution on 0, 1, ..."""
   return float(min(1.0, 2 * min(pmf[:value + 1].sum(), pmf[value:].sum())))
 
 

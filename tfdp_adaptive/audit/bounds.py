@@ -28,7 +28,7 @@ LARGEST_CONFIDENCE = 1 - 1e-9  # Closer to one, rounding is not small beside wha
 def one_run_epsilon(
     correct: int, guesses: int, canaries: int, delta: float = 0.0,
     confidence: float = 0.95) -> float:
-  """Largest epsilon that so many right guesses refute (arXiv:2305.08846, Theorem 5.2).
+  """Returns the largest epsilon that right guesses refute (arXiv:2305.08846, Theorem 5.2).
 
   Args:
     correct: Right guesses.
@@ -41,7 +41,7 @@ def one_run_epsilon(
   checks.decay(delta=delta)
 
   def surprise(epsilon: float) -> float:
-    """An upper bound of the probability of such a success, minus what is allowed."""
+    """Returns a bound of the probability of such a success, minus the allowed one."""
     q = 1 / (1 + math.exp(-epsilon))
     chance = stats.binom.sf(correct - 1, guesses, q)
     fewer = np.cumsum(stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, q))
@@ -53,7 +53,7 @@ def one_run_epsilon(
 
 def one_run_gaussian_epsilon(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-  """Largest epsilon that so many right guesses refute for a Gaussian mechanism.
+  """Returns the largest epsilon that right guesses refute for a Gaussian mechanism.
 
   Mahloujifar, Melis, Chaudhuri (2024), arXiv:2410.22235: much closer than
   `one_run_epsilon`, because the claim says more. What is refuted is Gaussian
@@ -74,7 +74,7 @@ def one_run_gaussian_epsilon(
   budget = guesses / canaries
 
   def surprise(mu: float) -> float:
-    """Positive if a Gaussian mechanism with this mu could explain so many right guesses."""
+    """Is positive if a Gaussian mechanism with this mu explains so many right guesses."""
     right, wrong = allowed * correct / canaries, allowed * (guesses - correct) / canaries
     for i in range(correct - 1, -1, -1):
       least = max(wrong, float(special.ndtr(special.ndtri(right) - mu)))
@@ -90,11 +90,11 @@ def one_run_gaussian_epsilon(
 
 # Fractions of the false alarms: guesses on all canaries find gross errors; others use half.
 _ALL, _HALF = 0.05, 0.3
-_MANY, _LEAST = 768, 48  # Canaries from which on fewer attempts are better; the fewest of a side.
+_MANY, _LEAST = 768, 48  # Least canaries for which fewer attempts are better; least of a side.
 
 
 def _levels(canaries: int, confidence: float) -> List[Tuple[int, float]]:
-  """[(side, confidence of the attempt)] of the numbers of guesses to try.
+  """Returns [(side, confidence of the attempt)] of the numbers of guesses to try.
 
   All of them, which is best for gross errors, a quarter, and so on: with many canaries, or a small
   mu, the surest few prove more. The attempts share the confidence.
@@ -108,7 +108,7 @@ def _levels(canaries: int, confidence: float) -> List[Tuple[int, float]]:
   return [(side, 1 - share * wrong) for side, share in zip(attempts, shares)]
 
 
-@functools.lru_cache(maxsize=1024)  # Many audits ask the same of few numbers.
+@functools.lru_cache(maxsize=1024)  # Many audits have the same few numbers.
 def provable_epsilon(canaries: int, delta: float = 0.0, confidence: float = 0.95) -> float:
   """Returns the result of `guess` if all guesses are right.
 
@@ -124,9 +124,9 @@ def provable_epsilon(canaries: int, delta: float = 0.0, confidence: float = 0.95
 
 def canaries_to_refute(
     epsilon: float, delta: float = 0.0, confidence: float = 0.95) -> Optional[int]:
-  """The least power of two of canaries, up to 2^16, of which perfect guesses refute `epsilon`.
+  """Returns the least power of two of canaries whose perfect guesses refute `epsilon`, or None.
 
-  None if there is none: with more canaries delta allows for more luck, too.
+  It tries up to 2^16. With more canaries delta allows for more luck, too.
   """
   for power in range(1, 17):
     if provable_epsilon(2**power, delta, confidence) > epsilon:
@@ -158,7 +158,7 @@ class Estimate(NamedTuple):
 
 def gaussian_estimate(
     included: np.ndarray, excluded: np.ndarray, delta: float, confidence: float = 0.95) -> Estimate:
-  """Epsilon of the Gaussian mechanism that scores look like.
+  """Estimates epsilon of the Gaussian mechanism that explains the scores.
 
   Assumes independent scores that are normal, of unit noise, so that their difference
   is mu. Other records may widen them: the standard error is the scores' own.
@@ -230,7 +230,7 @@ def guess(
 def epsilon_from_rates(
     true_positives: int, included: int, false_positives: int, excluded: int, delta: float = 0.0,
     confidence: float = 0.95) -> float:
-  """Lower bound on epsilon from independent runs, by Clopper-Pearson intervals.
+  """Returns a lower bound on epsilon from independent runs, by Clopper-Pearson intervals.
 
   Args:
     true_positives: Runs with the canary in which the attack said "in".
@@ -253,7 +253,7 @@ def epsilon_from_rates(
 def mu_from_rates(
     true_positives: int, included: int, false_positives: int, excluded: int,
     confidence: float = 0.95) -> float:
-  """Lower bound on mu of Gaussian differential privacy, arguments as `epsilon_from_rates`.
+  """Returns a lower bound on mu of Gaussian differential privacy; see `epsilon_from_rates`.
 
   A Gaussian mechanism of noise multiplier s has mu = 1/s: no test of it has
   `Phi^-1(TPR) - Phi^-1(FPR) > mu`.
@@ -266,7 +266,7 @@ def mu_from_rates(
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Tuple[float, float]:
-  """`(low, high)` two-sided interval of a success probability."""
+  """Returns the two-sided interval `(low, high)` of a success probability."""
   checks.whole(0, successes=successes)
   checks.whole(trials=trials)
   checks.probability(confidence=confidence)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audits: how much privacy a training run can be PROVEN to have lost.
 
-Canaries are records that a coin includes or leaves out. Whoever can tell from
-the model which ones were in has measured a lower bound on epsilon; one above
-the plan's epsilon proves an error in the training code. A bound below it proves
+Canaries are records that a coin includes or leaves out. An attack that tells from
+the model which ones were in measures a lower bound on epsilon. A bound above the
+plan's epsilon proves an error in the training code. A bound below it proves
 nothing: stronger canaries or more of them may find more.
 
 `run` trains once, with all canaries at the same time (Steinke, Nasr, Jagielski
-2023, arXiv:2305.08846, Theorem 5.2). It looks at the final model only, and so proves
-little: `white_box` sees every step, and convicts.
+2023, arXiv:2305.08846, Theorem 5.2). It inspects the final model only, and so proves
+little. `white_box` inspects every step.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def run(
 def report(
     scores: np.ndarray, included: np.ndarray, claimed: float, delta: float,
     confidence: float = 0.95) -> Report:
-  """The bound that scores prove.
+  """Returns the bound that scores prove.
 
   Guesses "in" for the highest scores and "out" for as many of the lowest, for
   a few numbers of guesses; the confidence is divided between these attempts.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The largest change of any release by one record, searched over neighbouring batches.
+"""Searches for the largest change of any release by one record, over neighboring batches.
 
 A release of noise multiplier sigma costs what is claimed if, and only if, no record
 moves the joint vector of everything released at a step by more than 1 / sigma units of
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-3  # Relative; below it, a change is taken for rounding.
 _EPS = float(np.finfo(np.float32).eps)
 _HUGE, _SMALL = 1e12, 1e-3  # Gradients in clip norms.
-_TARGETS = 3  # Records of given ones that are taken out at every step that is looked at.
+_TARGETS = 3  # Number of given records that are left out at each inspected step.
 
 
 class Change(NamedTuple):
-  """The worst pair of neighbours.
+  """The worst pair of neighbors.
 
   Attributes:
     size: Its distance over the one allowed: above 1 refutes the claim.
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 def distance(
     left: Sequence[interface.Part], right: Sequence[interface.Part], noise_multiplier: float
     ) -> Tuple[float, float]:
-  """(distance over the allowed one, how much of it may be rounding) of two steps' parts."""
+  """Returns (distance over the allowed one, its part that may be rounding) of two steps."""
   if len(left) != len(right):
     return math.inf, 0.0
   joint, error, separate = 0.0, 0.0, 0.0
@@ -77,7 +77,7 @@ def largest(
   Args:
     subject: A `Subject`.
     seed: The seed of the ordinary records and the noise; for tests.
-    history: Numbers of steps taken before a step is looked at.
+    history: Numbers of steps before the inspected ones.
   """
   rng = np.random.default_rng(seed)
   worst, pairs = Change(0.0, 0.0, 'nothing changed', 0), 0
@@ -93,7 +93,7 @@ def largest(
 def _neighbours(
     subject: interface.Subject, rng: np.random.Generator, seed: Optional[int],
     history: Sequence[int]) -> Iterator[Tuple[Any, Any, str]]:
-  """(parts, parts, which) of steps on pairs of batches that differ by one record."""
+  """Yields (parts, parts, text) of steps on pairs of batches that differ by one record."""
   for step, state in subject.history(rng, seed, history):
     for others, target, name in _batches(subject, rng):
       batch = np.concatenate([others, target[np.newaxis]])
@@ -107,7 +107,7 @@ def _neighbours(
 
 def _batches(subject: interface.Subject, rng: np.random.Generator
              ) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
-  """(others, record, in words) to be compared with the others alone."""
+  """Yields (others, record, text), to compare with the others alone."""
   whole = max(1, math.ceil(subject.claims.batch_size))
   if not subject.count:
     yield from _chosen(subject, whole)
@@ -126,7 +126,7 @@ def _batches(subject: interface.Subject, rng: np.random.Generator
 
 def _chosen(subject: interface.Subject,
             whole: int) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
-  """`_batches` of records that may be anything."""
+  """Yields the `_batches` of records that may be anything."""
   basis = np.eye(1, subject.size)[0]
   dense = np.ones(subject.size) / math.sqrt(subject.size)
   for direction, shape in ((basis, 'one-sparse'), (dense, 'dense')):
@@ -145,7 +145,7 @@ def _chosen(subject: interface.Subject,
 
 def _without(subject: interface.Subject, state: interface.State,
              batch: np.ndarray) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
-  """(batch, weights, in words) of the neighbours that lack the last record of a batch."""
+  """Yields (batch, weights, text) of the neighbors that lack the last record of a batch."""
   present = np.ones(len(batch))
   zeroed = present.copy()
   zeroed[-1] = 0
@@ -178,7 +178,7 @@ def _check_repeatable(once: Sequence[interface.Part], again: Sequence[interface.
 
 def _just_inside(
     subject: interface.Subject, state: interface.State, target: np.ndarray) -> Optional[np.ndarray]:
-  """The longest record along `target` that is not clipped; None where nothing rides along."""
+  """Returns the longest record along `target` that is not clipped, or None without side queries."""
   if not subject.rides:
     return None
   direction = target / np.linalg.norm(target)
@@ -201,7 +201,7 @@ def _just_inside(
 
 def _with_memory(subject: interface.Subject,
                  seed: Optional[int]) -> Iterator[Tuple[Any, Any, str]]:
-  """A record of many steps, seen through all later releases: the others' are the same."""
+  """Yields pairs of steps with and without a record of many steps, given equal releases."""
   if not subject.participations or subject.count:
     return
   target = _HUGE * np.eye(1, subject.size)

@@ -78,7 +78,7 @@ def run(
 def _scores(
     subject: interface.Subject, observed: Dict[str, _Observed], drawn: np.ndarray,
     probability: Optional[float], most: int) -> np.ndarray:
-  """[count] scores, high where a canary seems to be in.
+  """Returns [count] scores, high where a canary seems to be in.
 
   With steps that are known, the matched filter <C x, C y> / ||C x||; with coins of
   `probability`, one for each of a canary's `most` examples, the likelihood ratio, exact for

@@ -77,14 +77,14 @@ class Claims(NamedTuple):
 
 
 def claims_of(
-    name: str, said: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
+    name: str, claimed: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
     steps: Optional[int], plan: Optional[plan_lib.PrivacyPlan] = None) -> Claims:
-  """Returns the claim of an object that says its noise multiplier, batch size and adjacency."""
+  """Returns the claim of an object with a noise multiplier, batch size and adjacency."""
   return Claims(
-      name=name, noise_multiplier=float(said.noise_multiplier), batch_size=float(said.batch_size),
-      adjacency=said.adjacency, mechanism=mechanism or independent.IndependentGaussian(),
-      private=plan_checks.serves(None, rule),
-      steps=steps, plan=plan)
+      name=name, noise_multiplier=float(claimed.noise_multiplier),
+      batch_size=float(claimed.batch_size), adjacency=claimed.adjacency,
+      mechanism=mechanism or independent.IndependentGaussian(),
+      private=plan_checks.serves(None, rule), steps=steps, plan=plan)
 
 
 class Subject(abc.ABC):
@@ -110,7 +110,7 @@ class Subject(abc.ABC):
     self.claims, self.size, self.count, self.data_problem = claims, size, count, data_problem
     self._rule, self._l2_norm_clip = rule, l2_norm_clip
     self._fixed = tf.Variable(False, trainable=False)  # Whether numbers stand for releases.
-    self._seen: Tuple[Any, ...] = ()  # By the rule in this step: (release, clip norm).
+    self._seen: Tuple[Any, ...] = ()  # (release, clip norm) that the rule saw in this step.
     past = [ask.second for ask in rule.asks
             if ask.second is not None and not ask.second.amplifiable]
     self.participations = min((second.participations for second in past), default=0)
@@ -127,11 +127,11 @@ class Subject(abc.ABC):
 
   @abc.abstractmethod
   def with_secret_of(self, state: State, other: State) -> Any:
-    """`state`, but with the clean past of `other`: the same releases, seen from there."""
+    """Returns `state` with the clean past of `other`, which has the same releases."""
 
   def _update(self, state: trees.Tree, releases: contract.Releases,
               public: trees.Tree = ()) -> Tuple[trees.Tree, trees.Tree]:
-    """The rule's update, which keeps what the rule sees."""
+    """Runs the rule's update, and records what the rule sees."""
     self._seen += tuple(
         (release, self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32))
         for release, query in zip(releases, self._rule.query(state, public)))
@@ -142,7 +142,7 @@ class Subject(abc.ABC):
     return self._rule.update(state, releases, public)
 
   def fresh(self, seed: Optional[int] = None) -> Any:
-    """SECRET state before the first step, with a key of its own."""
+    """Returns the SECRET state before the first step, with a key of its own."""
     return self._fresh(keys.from_system() if seed is None else keys.from_seed(seed)), 0
 
   def step(

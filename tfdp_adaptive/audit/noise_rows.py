@@ -20,7 +20,7 @@ from scipy import stats
 if TYPE_CHECKING:
   from tfdp_adaptive.audit import interface
 
-_RUNS = 2  # From two keys; more than that prove nothing new but of the tails.
+_RUNS = 2  # Number of keys; more of them prove more about the tails only.
 _FOR_TAILS, _MOST_RUNS = 48_000, 10  # Numbers of which some are beyond 3.7, and what they may take.
 
 
@@ -53,7 +53,7 @@ def measure(subject: interface.Subject, seed: Optional[int] = None, steps: int =
 
 def _whitened(
     subject: interface.Subject, seed: Optional[int], steps: int) -> List[Tuple[str, np.ndarray]]:
-  """[(name, [n, k] standard normals if all is as announced)] of one run."""
+  """Returns [(name, [n, k] standard normals if all is as announced)] of one run."""
   empty, weights = np.zeros([1, subject.size]), np.zeros(1)
   state = subject.fresh(seed)
   by_name: Dict[Any, Any] = {}
@@ -107,7 +107,7 @@ def weakest(
 
 
 def _least(squares: Union[np.ndarray, Sequence[float]], freedom: float) -> float:
-  """P-value of the least of several sums of `freedom` squares of standard normals."""
+  """Returns the p-value of the least of several sums of `freedom` squares of normals."""
   return min(1.0, np.size(squares) * float(stats.chi2.cdf(np.min(squares), freedom)))
 
 
@@ -118,20 +118,20 @@ def _elements(rows: np.ndarray) -> float:
 
 
 def _pairs(rows: np.ndarray) -> float:
-  """Sums and differences of any two rows."""
+  """Tests sums and differences of any two rows."""
   products, (i, j) = rows @ rows.T, np.triu_indices(len(rows), 1)
   both = (products[i, i] + products[j, j]) / 2
   return _least(both - np.abs(products[i, j]), rows.shape[1]) * 2
 
 
 def _sums(rows: np.ndarray) -> float:
-  """Sums over the first steps, where noise that is anti-correlated vanishes."""
+  """Tests sums over the first steps, where noise that is anti-correlated vanishes."""
   sums = np.cumsum(rows, axis=0) / np.sqrt(np.arange(1, len(rows) + 1))[:, np.newaxis]
   return _least(np.sum(sums**2, axis=1), rows.shape[1])
 
 
 def _largest(rows: np.ndarray) -> float:
-  """The largest of all in size: a tail that is cut off."""
+  """Tests the largest of all in size, which finds a tail that is cut off."""
   return float((1 - 2 * stats.norm.sf(np.max(np.abs(rows))))**rows.size)
 
 
@@ -144,7 +144,7 @@ def _shared(rows: np.ndarray) -> float:
 
 
 def _directions(rows: np.ndarray) -> float:
-  """The least singular value (Davidson and Szarek 2001, Theorem 2.13)."""
+  """Tests the least singular value (Davidson and Szarek 2001, Theorem 2.13)."""
   length = rows.shape[1]
   rows = rows[:max(1, length // 8)]
   gap = 1 - np.sqrt(len(rows) / length) - linalg.svdvals(rows)[-1] / np.sqrt(length)

@@ -35,7 +35,7 @@ _HUGE = 1e4  # Records are tried as they are, and this many times as large.
 
 
 def of(subject: Any, size: int) -> interface.Subject:
-  """The subject of an audit.
+  """Returns the subject of an audit.
 
   Args:
     subject: A private optimizer that is not built yet, or a `RuleQuery`.
@@ -193,7 +193,7 @@ class _Model(interface.Subject):
 
 
 def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> _Model:
-  """A small model with an optimizer; a record is any gradient of its `size` weights."""
+  """Returns a small model with an optimizer. A record is any gradient of its `size` weights."""
   if optimizer.run.state is not None:
     raise ValueError('`subject` must be an optimizer that no model has used yet: the audit trains '
                      f'a model of its own with it. Received: {optimizer.name}, which is built.')
@@ -220,7 +220,7 @@ def _of_optimizer(optimizer: optimizer_lib.DPOptimizer, size: int) -> _Model:
 
 @contextlib.contextmanager
 def of_model(model: compat.Model, data: Any) -> Iterator[interface.Subject]:
-  """A user's model; a record is a place in the data. The model is not changed.
+  """Opens a user's model, whose records are places in the data, and leaves it unchanged.
 
   Args:
     model: A compiled `tfdp.DPModel`.
@@ -273,7 +273,7 @@ def passed(model: compat.Model) -> None:
 
 
 def _checked(data: Any) -> Tuple[Any, int]:
-  """`(x, y)` with larger copies of what is floating-point and a blank, and how many were copied."""
+  """Returns `(x, y)` with larger copies of floating-point parts and a blank, and their number."""
   if not isinstance(data, tuple) or len(data) != 2:
     raise ValueError('`data` must be a pair (x, y) of arrays whose first axis is the record. '
                      f'Received: {type(data).__name__}.')

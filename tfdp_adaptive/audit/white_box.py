@@ -211,7 +211,7 @@ def _inspect(
 
 
 def _full_batches(subject: interface.Subject) -> plan_lib.PrivacyPlan:
-  """The plan of a few steps with every record in each."""
+  """Returns a plan of a few steps with every record in each."""
   claims = subject.claims
   whole = max(1, math.ceil(claims.batch_size))
   return plan_lib.PrivacyPlan(
@@ -239,7 +239,7 @@ def _noise_finding(noise: noise_rows.Noise, allowed: float) -> Finding:
 
 def _accounting_finding(plan: plan_lib.PrivacyPlan, claimed: float, delta: float) -> Finding:
   if plan.population_size is None or (plan.min_sep, plan.max_participations) != (None, None):
-    return Finding('accounting', False, 'not repeated: it rests on what the plan is told')
+    return Finding('accounting', False, 'not repeated: it rests on numbers that the plan was given')
   accounted = second_accountant.answer(
       [types.SimpleNamespace(plan=plan, steps=plan.steps, shared=())], delta)
   if accounted.epsilon is None:

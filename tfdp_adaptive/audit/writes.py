@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does all that a step leaves follow from its releases?
+"""Tests whether all that a step leaves follows from its releases.
 
 Weights, state and whatever else a step writes may depend on the batch through noised
 releases only. So one step is run on different batches from the same state, and its
@@ -17,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
   from tfdp_adaptive.audit import interface
 
-_HISTORY = (0, 2)  # Steps taken before the one that is looked at.
+_HISTORY = (0, 2)  # Steps taken before the inspected one.
 
 
 class Writes(NamedTuple):

@@ -62,8 +62,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def load(path: pathlib.Path) -> card_lib.Card:
   """Returns the card that is at `path`, or that follows from the ledger there."""
-  if path.is_dir():
-    path = path / card_json.NAME
   if path.suffix not in ('.keras', '.h5'):
     return card_json.read(path)
   file = weight_digests.of_file(path)

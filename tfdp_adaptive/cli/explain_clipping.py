@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def load(name: str) -> Any:
-  """The Keras model that an argument names; a `UsageError` if there is none."""
+  """Returns the Keras model that an argument names, or raises a `UsageError`."""
   from tfdp_adaptive import compat  # It loads Keras. pylint: disable=import-outside-toplevel
   module, colon, function = name.partition(':')
   if os.path.exists(name):
@@ -42,7 +42,7 @@ def load(name: str) -> Any:
       return compat.keras.models.load_model(name, compile=False)
     except Exception as error:  # pylint: disable=broad-except
       raise errors.UsageError(
-          f'{name} cannot be loaded: {_said(error)} A model with layers of your own '
+          f'{name} cannot be loaded: {_first_line(error)} A model with layers of your own '
           'needs their code: give module:function, which returns the model.') from error
   if not colon:
     raise errors.UsageError('MODEL must be a file, or module:function that returns a model. '
@@ -55,11 +55,11 @@ def load(name: str) -> Any:
     raise errors.UsageError(
         f'{name} must be a module and a function in it, here or on PYTHONPATH, that returns a '
         f'model when it is called without arguments. Received: {type(error).__name__}: '
-        f'{_said(error)} ({last.filename}, line {last.lineno})') from error
+        f'{_first_line(error)} ({last.filename}, line {last.lineno})') from error
   finally:
     sys.path.remove(os.getcwd())
 
 
-def _said(error: BaseException) -> str:
-  """The first line of an error."""
+def _first_line(error: BaseException) -> str:
+  """Returns the first line of an error."""
   return (str(error).splitlines() or [type(error).__name__])[0]

@@ -23,8 +23,8 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import gate
 from tfdp_adaptive.cli import options
 
-# A module of this package each, with `add_arguments(parser)` and `run(arguments)`; it is
-# imported when it is asked for, so that help does not wait: (summary, examples).
+# Command -> (summary, examples). Each is a module of this package with `add_arguments(parser)` and
+# `run(arguments)`. It is imported when it is called, so that help does not wait.
 COMMANDS = {
     'demo': (
         'compare and federated on one text, into one table',
@@ -86,7 +86,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     command = f'tfdp {arguments.command}'
     if getattr(arguments, 'out', None) is not None:
       options.check_folder(arguments.out)
-    with _notes(command), gate.loading():  # Who types a part's name has asked for it.
+    with _notes(command), gate.loading():  # Typing the name of an experimental part allows it.
       status = arguments.run(arguments) or 0
     sys.stdout.flush()  # A full disk or a closed pipe shows here at the latest.
     return status
@@ -251,7 +251,7 @@ def _load_when_used(name: str, interrupts: _Interrupts) -> None:
 
 
 def _open_closed_streams() -> None:
-  """`tfdp >&-` runs with no standard output at all; what is printed then goes nowhere."""
+  """Opens the null device for a closed stream, as of `tfdp >&-`."""
   for name in ('stdout', 'stderr'):
     if getattr(sys, name) is None:
       setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
@@ -261,7 +261,7 @@ def _open_closed_streams() -> None:
 
 def _fail(command: str, error: object) -> int:
   _drop_output()
-  text = ' '.join(str(error).split())  # In one line.
+  text = ' '.join(str(error).split())  # It is one line.
   print(f'{command}: error: {text}', file=sys.stderr)
   return 2
 

@@ -93,7 +93,7 @@ def sized(text: str, sizes: Mapping[str, Optional[str]], thing: str) -> Tuple[st
 def assigned(
     flag: str, texts: Sequence[str], known: Sequence[str], kind: Callable[[str], Any]
     ) -> Dict[str, Any]:
-  """`{name: value}` of the `NAME=VALUE` that a flag was given with."""
+  """Returns `{name: value}` of the `NAME=VALUE` that a flag was given."""
   result = {}
   for text in texts:
     name, _, value = text.partition('=')
@@ -108,7 +108,7 @@ def assigned(
 
 def changed(
     values: Mapping[str, Any], changes: Sequence[str], more: Sequence[str] = ()) -> Dict[str, Any]:
-  """`values` with what `--set` was given with put in, of their names or `more`."""
+  """Returns `values` with the changes of `--set`, which may also set names in `more`."""
   return {**values, **assigned('--set', changes, (*values, *more), positive_float)}
 
 
@@ -119,7 +119,7 @@ def asked(arguments: argparse.Namespace) -> Dict[str, Any]:
 
 
 def to_json(value: object) -> str:
-  """Indented JSON that every reader takes."""
+  """Returns indented JSON without infinite numbers."""
   return json.dumps(checks.for_json(value), indent=1, allow_nan=False)
 
 
@@ -129,7 +129,7 @@ def show(result: Any, as_json: bool) -> None:
 
 
 def check_folder(path: pathlib.Path) -> None:
-  """Sees that files can be written in a folder, and leaves everything as it was.
+  """Checks that files can be written in a folder, and leaves everything as it was.
 
   Raises:
     errors.UsageError: `path` is no folder, cannot be one, or has no room for anything.

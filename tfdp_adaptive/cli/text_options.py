@@ -92,7 +92,7 @@ def add_one_method_arguments(
 
 
 def report(arguments: argparse.Namespace, state: str = '') -> report_lib.Report:
-  """The report of a command, see `Report`."""
+  """Returns the report of a command, see `Report`."""
   return report_lib.Report(arguments.out, options.asked(arguments), arguments.json, state)
 
 

@@ -8,6 +8,7 @@ status is 0 if nothing is wrong, 3 if the card is wrong, and 2 if it cannot be r
 import argparse
 import contextlib
 import logging
+import pathlib
 import signal
 import threading
 import types
@@ -17,7 +18,6 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.report import card_checks
 from tfdp_adaptive.report import card_json
-from tfdp_adaptive.report import replay
 from tfdp_adaptive.report import signing
 
 WRONG = 3  # Exit status.
@@ -26,7 +26,7 @@ _SECONDS = 600
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
-  add('card', metavar='CARD', type=options.path, help='card.json of the card to check')
+  add('card', metavar='CARD', type=options.path, help='the card to check: card.json, or its folder')
   add('--weights', type=options.path, metavar='FILE',
       help='the .keras, .weights.h5 or .npz file to compare with the card')
   add('--public-key', type=options.path, metavar='KEY',
@@ -50,8 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
       card = card_json.read(arguments.card)
       findings = card_checks.check(card, arguments.weights)
       if arguments.public_key is not None:
-        findings.append(signing.check(arguments.card.absolute().parent, arguments.public_key))
+        findings.append(signing.check(_folder(arguments.card), arguments.public_key))
       if arguments.opened is not None:
+        # It loads TensorFlow, which takes seconds.
+        from tfdp_adaptive.report import replay  # pylint: disable=import-outside-toplevel
         findings += replay.check(card, arguments.opened, arguments.digests)
     except card_json.WrongCard as error:
       findings = [card_checks.Finding(card_checks.WRONG, str(error))]
@@ -67,9 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
   return WRONG if wrong else 0
 
 
+def _folder(card: pathlib.Path) -> pathlib.Path:
+  return card.absolute() if card.is_dir() else card.absolute().parent
+
+
 @contextlib.contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-  """A card of a stranger may ask for any amount of work."""
+  """Stops the check of a card, which may need any amount of work, after some seconds."""
   if threading.current_thread() is not threading.main_thread():
     yield  # Signals belong to the main thread.
     return

@@ -212,5 +212,5 @@ def clean(text: str) -> str:
 
 
 def printable(character: str) -> bool:
-  """Whether a terminal and a page show it where it stands."""
+  """Returns whether a terminal and a page show a character where it stands."""
   return unicodedata.category(character) not in ('Cc', 'Cf', 'Cs', 'Co', 'Cn', 'Zl', 'Zp')

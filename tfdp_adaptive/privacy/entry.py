@@ -128,7 +128,7 @@ class Entry:
                  else cost.total_sensitivity(self.plan, self.steps))
 
   def after(self, steps: int) -> Entry:
-    """The entry of the same run at another number of steps."""
+    """Returns the entry of the same run at another number of steps."""
     return dataclasses.replace(self, steps=steps, taken=None, clip_norms=(), looks=None)
 
   def without_seed(self) -> Entry:

@@ -2,8 +2,8 @@
 """The private runs of a model's weights, and their total privacy cost.
 
 A ledger is a public constant like a plan: `begin` and `done` return a new one.
-It belongs to the weights, and is saved with them; whoever trains them further,
-with another optimizer or another plan, adds a line.
+It belongs to the weights and is saved with them. Training them further, with
+another optimizer or another plan, adds an entry.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Ledger:
   def begin(
       self, plan: Optional[terms_lib.Terms], rule: Union[contract.Rule, str, None] = None,
       own_sampler: str = '') -> 'Ledger':
-    """The ledger when another run begins, with nothing done.
+    """Returns the ledger when another run begins, with nothing done.
 
     Args:
       plan: The run's plan; None if it has none.
@@ -85,7 +85,7 @@ class Ledger:
         Entry(plan, 0, rule or '', private, own_sampler, clipping=clipping),))
 
   def done(self, steps: int) -> 'Ledger':
-    """The ledger when the last run has done `steps` steps in all."""
+    """Returns the ledger when the last run has done `steps` steps in all."""
     if not self.entries:
       raise ValueError('No run has begun: call `begin` first. '
                        f'Received: steps={steps} of an empty ledger.')
@@ -107,7 +107,7 @@ class Ledger:
     return all(entry.guaranteed for entry in self.entries)
 
   def _run(self) -> List[Entry]:
-    """The entries that cost something, all of one unit and adjacency."""
+    """Returns the entries that cost something, all of one unit and adjacency."""
     entries = [entry for entry in self.entries if entry.steps]
     for name in ('unit', 'adjacency'):
       values = sorted({getattr(entry.plan, name) for entry in entries if entry.plan is not None})
@@ -119,7 +119,7 @@ class Ledger:
     return entries
 
   def relation(self) -> dp_accounting.NeighboringRelation:
-    """The dp_accounting relation `event` is read under."""
+    """Returns the dp_accounting relation under which `event` is read."""
     relations = {cost.relation(entry.plan) for entry in self._run() if entry.plan is not None}
     return next((r for r in relations if r is not _RELATION.ADD_OR_REMOVE_ONE),
                 _RELATION.ADD_OR_REMOVE_ONE)
@@ -146,7 +146,7 @@ class Ledger:
 
   def epsilon(self, target_delta: Optional[float] = None, accountant: str = 'pld',
               looks: Optional[stopping.Looks] = None) -> float:
-    """Epsilon of all runs together; infinite if one of them has no guarantee.
+    """Returns epsilon of all runs together, infinite if one of them has no guarantee.
 
     Args:
       target_delta: By default the largest of the plans.
@@ -172,7 +172,7 @@ class Ledger:
         self.event(), delta, accountant, self.relation())
 
   def delta(self, epsilon: float, accountant: str = 'pld') -> float:
-    """Delta of all runs together at `epsilon`."""
+    """Returns delta of all runs together at `epsilon`."""
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     if not any(entry.steps for entry in self.entries):
       return 0.0
@@ -275,7 +275,7 @@ class Ledger:
 
   @classmethod
   def from_json(cls, text: str) -> 'Ledger':
-    """The ledger `to_json` described; all checks are made again."""
+    """Returns the ledger that `to_json` described, after all checks."""
     content = checks.read_json(text, 'a ledger', _FORMAT, _VERSION)
     try:
       return cls(tuple(map(Entry.from_dict, content['entries'])))
@@ -317,7 +317,7 @@ def distinct(entries: Sequence[Entry]) -> Ledger:
 
 
 def of(value: object) -> Any:
-  """A ledger as it is, a plan as one run with all its steps; None for anything else."""
+  """Returns a ledger unchanged, the ledger of all steps of a plan, or None for anything else."""
   if isinstance(value, terms_lib.Terms):
     return Ledger((Entry(value, value.steps),))
   return value if isinstance(value, Ledger) else None

@@ -45,14 +45,14 @@ class PrivacyPlan(terms.Terms):
     steps: Number T of steps (rounds) the run may take; or `sampling.Epochs(3)`, as many as
       see 3 times the number of records.
     l2_norm_clip: Clip norm of a record. Epsilon does not depend on it. None: the optimizer has one,
-      or it follows the records from 1 on, see `tfdp.clipping.Automatic`.
+      or it adapts to the records, starting at 1, see `tfdp.clipping.Automatic`.
     noise_multiplier: Standard deviation of the noise in units of one record's
       sensitivity. 0 is allowed for experiments: epsilon is then infinite.
     target_delta: The delta at which epsilon is reported.
     population_size: Number N of records (users, if `unit` is 'user').
     population_is_public: Whether N may be known. By default True for zero_out
       and replace, under which neighbours have the same size; under add_remove
-      it must be said, or `Poisson(sampling_probability=...)` given instead.
+      it must be given, or `Poisson(sampling_probability=...)` instead.
     unit: 'example' or 'user', what one record is.
     adjacency: 'zero_out' (a record against an empty one), 'add_remove', or
       'replace' (a record against any other).
@@ -97,7 +97,7 @@ class PrivacyPlan(terms.Terms):
     checks.whole(steps=self.steps)
     object.__setattr__(self, 'steps', int(self.steps))
     checks.not_negative(noise_multiplier=self.noise_multiplier)
-    # In float64, whatever it was given as.
+    # The noise multiplier is float64, whatever it was given as.
     object.__setattr__(self, 'noise_multiplier', float(self.noise_multiplier))
     checks.probability(target_delta=self.target_delta)
     checks.one_of(UNITS, unit=self.unit)
@@ -125,12 +125,12 @@ class PrivacyPlan(terms.Terms):
     plan_checks.participation(self)
 
   def __add__(self, other: Union[PrivacyPlan, ledger.Ledger]) -> ledger.Ledger:
-    """The ledger of both runs, each with all its steps, on the same records."""
+    """Returns the ledger of both runs, each with all its steps, on the same records."""
     return ledger.of(self) + other
 
   def __str__(self) -> str:
     """Returns a table of the plan, with its epsilon."""
-    size = 'not told' if self.population_size is None else f'{self.population_size:,}'
+    size = 'not given' if self.population_size is None else f'{self.population_size:,}'
     rows = {
         'unit': f'one {self.unit}, {self.adjacency} adjacency',
         'population size': size,
@@ -149,7 +149,7 @@ class PrivacyPlan(terms.Terms):
   def calibrate(
       cls, *, target_epsilon: float, target_delta: float, accountant: str = 'pld',
       spent: Union[PrivacyPlan, ledger.Ledger, None] = None, **fields: Any) -> 'PrivacyPlan':
-    """The plan with the least noise whose epsilon is at most `target_epsilon`.
+    """Returns the plan with the least noise whose epsilon is at most `target_epsilon`.
 
     Args:
       target_epsilon: Never exceeded; `plan.epsilon(accountant=accountant)` is
@@ -211,7 +211,7 @@ class PrivacyPlan(terms.Terms):
     return cost.noise_stddev(self)
 
   def participation(self, steps: Optional[int] = None) -> Tuple[int, int]:
-    """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
+    """Returns `(min_sep, max_participations)`, which the first `steps` steps account for."""
     return cost.participation(self, self._run(steps).entries[0].steps)
 
   @property
@@ -227,13 +227,13 @@ class PrivacyPlan(terms.Terms):
     return ledger.Ledger().begin(self, rule).done(self.steps if steps is None else steps)
 
   def event(self, steps: Optional[int] = None) -> dp_accounting.DpEvent:
-    """The dp_accounting DpEvent of the first `steps` steps (default: all)."""
+    """Returns the dp_accounting DpEvent of the first `steps` steps (default: all)."""
     return self._run(steps).event()
 
   def epsilon(
       self, steps: Optional[int] = None, accountant: str = 'pld',
       rule: Optional[contract.Rule] = None) -> float:
-    """Epsilon at `target_delta` after `steps` steps, by default after all.
+    """Returns epsilon at `target_delta` after `steps` steps, by default after all.
 
     Args:
       steps: Steps (rounds) done so far.
@@ -244,11 +244,11 @@ class PrivacyPlan(terms.Terms):
     return self._run(steps, rule).epsilon(accountant=accountant)
 
   def delta(self, epsilon: float, steps: Optional[int] = None, accountant: str = 'pld') -> float:
-    """Delta at `epsilon` after `steps` steps."""
+    """Returns delta at `epsilon` after `steps` steps."""
     return self._run(steps).delta(epsilon, accountant)
 
   def check_rule(self, rule: contract.Rule) -> bool:
-    """Refuses a rule whose releases this plan cannot account for.
+    """Raises an error for a rule whose releases this plan cannot account for.
 
     Returns:
       Whether the rule has a guarantee at all; False for the noiseless
@@ -259,7 +259,7 @@ class PrivacyPlan(terms.Terms):
   def index_batches(
       self, size: Optional[int] = None, start_step: int = 0,
       coins: Union[_Path, sampling_seed.SamplingSeed, None] = None) -> Iterator[np.ndarray]:
-    """Record indices of steps `start_step`, ..., `steps - 1`; drawn again at every call.
+    """Yields the record indices of steps `start_step`, ..., `steps - 1`, drawn at every call.
 
     Args:
       size: Number of records there are; must be `population_size` where the
@@ -327,7 +327,7 @@ class PrivacyPlan(terms.Terms):
 
   @classmethod
   def from_json(cls, text: str) -> 'PrivacyPlan':
-    """The plan `to_json` described; all checks are made again."""
+    """Returns the plan that `to_json` described, after all checks."""
     content = checks.read_json(text, 'a plan', _FORMAT, _VERSION)
     try:
       fields = {**content['plan']}  # A mapping, or a TypeError.

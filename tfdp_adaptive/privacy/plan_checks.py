@@ -57,7 +57,7 @@ def reachable(plan: terms_lib.Terms, target_epsilon: float) -> None:
 
 def _delta(plan: terms_lib.Terms, size: float, name: str) -> None:
   if plan.target_delta * size >= 1:
-    warnings.warn(  # At this line, whoever made the plan: Python then says it once.
+    warnings.warn(  # The place is this line, so Python shows it once for all callers.
         f'`target_delta` should be well below 1/N = {1 / size:g} for the {name} = {size:g} '
         'records of the plan: delta is the probability with which nothing at all is promised, '
         'and a delta of 1/N permits publishing a record outright. '
@@ -65,7 +65,7 @@ def _delta(plan: terms_lib.Terms, size: float, name: str) -> None:
 
 
 def accountable(plan: terms_lib.Terms) -> None:
-  """Adjacency, sampling and mechanism fit together."""
+  """Checks that adjacency, sampling and mechanism fit together."""
   scheme = type(plan.sampling).__name__
   if plan.adjacency not in plan.sampling.adjacencies:
     raise ValueError(
@@ -127,9 +127,9 @@ def participation(plan: terms_lib.Terms) -> None:
 
 
 def shares_bins(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
-  """Whether another run may have had the secret bins of a run.
+  """Returns whether another run may have had the secret bins of a run.
 
-  Bins are drawn once for the batches of a plan, by coins of their own, and a step takes those
+  Bins are drawn once for the batches of a plan, by a seed of their own, and a step takes those
   batches only whose tags are those of its plan. So runs can share bins only if their plans have
   the same tags, or fixed seeds; or if somebody else drew the batches of one of them.
 
@@ -146,13 +146,13 @@ def shares_bins(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bo
 
 
 def shares_batches(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
-  """Whether another run of a ledger took steps on the batches of a run, or a branch of it."""
+  """Returns whether another run of a ledger took steps on the batches of a run or its branch."""
   run_of = lambda one: one.run.split('.')[0]
   return any(run_of(other) in entry.shared or run_of(entry) in other.shared for other in others)
 
 
 def serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
-  """See `PrivacyPlan.check_rule`; without a plan, only whether the rule has a guarantee."""
+  """Does `PrivacyPlan.check_rule`. Without a plan, returns only whether the rule is private."""
   statistics = [ask.second for ask in rule.asks if ask.second is not None]
   if not all(s.private for s in statistics):
     return False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The privacy statement: a card in sentences, so that the two cannot differ.
 
-Follows the reporting list of "How to DP-fy ML" (arXiv 2303.00654, section 5.3):
+It follows the reporting list of "How to DP-fy ML" (arXiv 2303.00654, section 5.3):
 setting and unit, what is covered, adjacency, sampling, mechanism, accountant,
-hyperparameters, and what the guarantee leaves out. Holds no secret.
+hyperparameters, and what the guarantee leaves out. It holds no secret.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TRUST = {'central': 'curator', 'federated': 'server'}
 
 
 def of(card: card_lib.Card) -> str:
-  """Plain text of a card."""
+  """Returns the plain text of a card."""
   runs = steps_taken(card)
   lines = [guarantee(card)]
   if len(runs) == 1 and runs[0].plan is not None:
@@ -101,7 +101,7 @@ def guarantee(card: card_lib.Card) -> str:
 
 
 def neighbours(card: card_lib.Card) -> str:
-  """Unit of privacy, and which data sets are neighbours."""
+  """Returns the unit of privacy, and which data sets are neighbors."""
   return (f'The unit of privacy is {UNITS[card.unit]}. Neighbouring data sets differ in that '
           f'{_ADJACENCY[card.adjacency].format(unit=card.unit)}.')
 
@@ -112,7 +112,7 @@ def not_covered(card: card_lib.Card) -> Sequence[str]:
 
 
 def _large_delta(card: card_lib.Card) -> str:
-  """A warning, where delta promises nothing of somebody."""
+  """Returns a warning if delta is so large that it promises nothing to some record."""
   most = max((plan.population_size or 0 for plan in card.plans), default=0)
   if card.delta * most < 1:
     return ''
@@ -131,7 +131,7 @@ def _in_words(card: card_lib.Card) -> str:
 
 
 def percent(rate: float) -> float:
-  """A rate in percent, rounded up."""
+  """Returns a rate in percent, rounded up."""
   return min(100.0, float(rounded_up(100 * rate)))
 
 
@@ -164,7 +164,7 @@ def _added_up(run: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> str:
 
 
 def described(run: entry_lib.Entry) -> Dict[str, str]:
-  """What is said of a run with a plan, by name: in statements, on pages and in Markdown."""
+  """Returns the texts on a run with a plan, by name, for statements, pages and Markdown."""
   plan = run.plan
   found = {
       'Records': 'The number of records is not used and stays private.'
@@ -189,13 +189,13 @@ def described(run: entry_lib.Entry) -> Dict[str, str]:
 
 
 def rounded_up(epsilon: float) -> str:
-  """Four digits, never below the truth."""
+  """Returns four digits of a number, rounded up."""
   four_digits = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
   return f'{four_digits.create_decimal(repr(float(epsilon))):f}'
 
 
 def _mechanism(run: entry_lib.Entry) -> str:
-  """The noise on a sum of clipped records, and what else is particular to the rule."""
+  """Describes the noise on a sum of clipped records, and the rule."""
   plan = run.plan
   clip, unit = ('not fixed', ' clip norms') if plan.l2_norm_clip is None else (
       f'{plan.l2_norm_clip:g}', '')

@@ -108,7 +108,7 @@ def _ledger(card: card_lib.Card) -> ledger_lib.Ledger:
 
 
 def _total(card: card_lib.Card) -> Iterator[Finding]:
-  """Epsilon of the whole ledger, by another accountant."""
+  """Checks epsilon of the whole ledger by another accountant."""
   ledger = _ledger(card)
   epsilon: Any = card.epsilon
   if not ledger.guaranteed:

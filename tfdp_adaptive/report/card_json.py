@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
 import typing
 from typing import Any, Dict, List, Tuple, Union
 
@@ -39,7 +40,7 @@ class WrongCard(ValueError):
 
 
 def to_json(card: card_lib.Card) -> str:
-  """The card as indented text; `from_json` restores it. Holds no secret."""
+  """Returns the card as indented text without secrets; `from_json` restores it."""
   return json.dumps({'format': FORMAT, 'version': VERSION, 'card': card}, indent=1,
                     allow_nan=False, default=_encode) + '\n'
 
@@ -51,7 +52,9 @@ def _encode(value: Any) -> Dict[str, Any]:
 
 
 def read(path: Union[str, os.PathLike]) -> card_lib.Card:
-  """The card in a file of at most `LARGEST` bytes."""
+  """Returns the card in a file of at most `LARGEST` bytes, or in `NAME` of a folder."""
+  path = pathlib.Path(path)
+  path = path / NAME if path.is_dir() else path
   with open(path, 'rb') as file:
     content = file.read(LARGEST + 1)
   if len(content) > LARGEST:
@@ -63,7 +66,7 @@ def read(path: Union[str, os.PathLike]) -> card_lib.Card:
 
 
 def from_json(text: str) -> card_lib.Card:
-  """The card that `to_json` wrote; every type is checked, and every plan checks itself."""
+  """Returns the card that `to_json` wrote, after checks of every type and every plan."""
   try:
     content = json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
   except (ValueError, RecursionError, MemoryError) as error:
@@ -164,7 +167,7 @@ def _mapping(value: object, where: str) -> Dict[str, Any]:
 
 
 def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-  """An object whose names are there once: two readers must not read two cards."""
+  """Returns an object whose names are unique, so that no two readers read two cards."""
   result = dict(pairs)
   if len(result) < len(pairs):
     raise ValueError('a name that is there twice')

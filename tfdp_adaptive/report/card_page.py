@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
 
 def markdown(card: card_lib.Card) -> str:
-  """The card for a README; nothing in it is read as Markdown or HTML but what this file wrote."""
+  """Returns the card for a README. Texts of the card are escaped."""
   lines = ['## Privacy', '', escaped_markdown(statement.guarantee(card)), '',
            f'`{FORMULA}`, {_FOR_ALL}.', '']
   for table in tables(card):
@@ -57,7 +57,7 @@ def write(texts: Mapping[str, str], folder: pathlib.Path) -> List[pathlib.Path]:
 
 
 def html(card: card_lib.Card) -> str:
-  """The whole page: style and plots are in it, and no script."""
+  """Returns the whole page, with style and plots, and without a script."""
   tables_of = ''.join(map(_table, tables(card)))
   style = _STYLE.read_text(encoding='utf-8')
   return (
@@ -71,7 +71,7 @@ def html(card: card_lib.Card) -> str:
 
 
 def tables(card: card_lib.Card) -> Iterator[Table]:
-  """Everything on the card, in the order of the page."""
+  """Yields everything on the card, in the order of the page."""
   yield Table('What NIST SP 800-226 asks an evaluator to look at', [
       (f'{point.section}: {point.name}', point.answer, point.standing)
       for point in card_points.points(card)])
@@ -111,7 +111,7 @@ def _run(run: entry_lib.Entry) -> Iterator[Tuple[str, str, str]]:
 
 
 def _numbers(card: card_lib.Card) -> str:
-  """Formula, four numbers and two plots; nothing without a guarantee."""
+  """Returns formula, four numbers and two plots, or nothing without a guarantee."""
   if card.epsilon is None:
     return ''
   tiles: List[Tuple[str, str]] = [

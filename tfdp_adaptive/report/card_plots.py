@@ -18,7 +18,7 @@ Curve = Sequence[Tuple[float, float]]
 
 
 def epsilon_over_steps(card: card_lib.Card) -> str:
-  """Epsilon at the card's delta, over the steps of all runs; dashed where they are planned."""
+  """Plots epsilon at the card's delta over the steps of all runs, dashed for planned steps."""
   curve = sorted({(0, 0.0), *card.curve})
   done = [point for point in curve if point[0] <= card.done]
   planned = [point for point in curve if point[0] >= card.done]
@@ -32,7 +32,7 @@ def epsilon_over_steps(card: card_lib.Card) -> str:
 
 
 def attackers_rates(card: card_lib.Card) -> str:
-  """The most true positives at each rate of false ones; the diagonal is guessing."""
+  """Plots the most true positives at each rate of false ones. The diagonal is guessing."""
   place, axes = _axes(1.0, 1.0, 'false positives', 'true positives')
   rates = [i / _MANY for i in range(1, _MANY)]
   bound = [(x, min(1.0, card.true_positive_rate(x))) for x in rates]
@@ -47,7 +47,7 @@ def attackers_rates(card: card_lib.Card) -> str:
 def _axes(
     most_x: float, most_y: float, name_x: str, name_y: str
     ) -> Tuple[Callable[[float, float], Tuple[float, float]], List[str]]:
-  """The position of points, and two axes with ticks."""
+  """Returns a function from points to positions, and two axes with ticks."""
   step_x, step_y = _step(most_x), _step(most_y)
   top_y = step_y * math.ceil(most_y / step_y - 1e-9)
   width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
@@ -68,7 +68,7 @@ def _axes(
 
 
 def _step(most: float) -> float:
-  """A round distance of about four ticks."""
+  """Returns a round distance of about four ticks."""
   power = 10.0 ** math.floor(math.log10(most / 4))
   return power * next(f for f in (1, 2, 2.5, 5, 10) if most / (f * power) <= 5)
 

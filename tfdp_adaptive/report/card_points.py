@@ -28,7 +28,7 @@ class Point(NamedTuple):
 
 
 def points(card: card_lib.Card) -> Iterator[Point]:
-  """The points in the order of the publication."""
+  """Yields the points in the order of the publication."""
   section = '2. Guarantee'
   if card.epsilon is None:
     parameters = 'No guarantee: epsilon is infinite.'
