@@ -38,7 +38,7 @@ class Banded(interface.Mechanism):
     objective: 'mean', 'max' or 'last'; 'mean' only for the method 'optimal'.
     tolerance: For the method 'optimal': about how far from the least error, relative to
       it, the design may stop. None for what seconds reach, 1e-4 or less; it must be given
-      where they do not (1,024 steps of more than 70 bands, say).
+      where they do not (1,024 steps of more than 100 bands, say).
   """
 
   steps: int
@@ -75,7 +75,7 @@ class Banded(interface.Mechanism):
     return {'rows': (self.steps if self.method == 'optimal' else self.bands, self.bands)}
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
-    if self.method == 'optimal' and self.tolerance is None and not gram_design.looks(
+    if self.method == 'optimal' and self.tolerance is None and not gram_design.evaluations(
         self.bands, self.steps):
       raise ValueError(
           "`bands` and `steps` must be fewer for the method 'optimal' to end in seconds: it takes "

@@ -16,7 +16,6 @@ from scipy import optimize
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import families
-from tfdp_adaptive.mechanisms import geometric_tail
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import scheduled
@@ -131,9 +130,6 @@ class BandedInverse(_KnownInverse):
   def _size(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
     """Squared sensitivity (or its bound), and its gradient; inf where C grows too large."""
     pattern = self.min_sep or 1, self.max_participations
-    tail = geometric_tail.of(d, self.steps) if self.steps > _WRITTEN_OUT else None
-    if tail is not None:
-      return geometric_tail.squared_sensitivity(tail, d, self.steps, *pattern)
     c = toeplitz.decaying_reciprocal(d, self.steps)
     if not np.abs(c).max() < _LARGEST:
       return math.inf, d

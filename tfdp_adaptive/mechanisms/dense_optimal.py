@@ -7,16 +7,16 @@ et al. 2022, arXiv:2202.08312) or many in a fixed order (Choquette-Choo et al.
 """
 
 import math
-from typing import Any, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 import warnings
 
 import numpy as np
 import numpy.typing as npt
 from scipy import linalg
+import tqdm
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
-from tfdp_adaptive.mechanisms import coarse
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import fixed_order_design
 from tfdp_adaptive.mechanisms import matrices
@@ -24,13 +24,9 @@ from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
-_ITERATIONS = 2000
-_SMALL, _MOST = 256, 1024  # Steps of a design that takes no time, and seconds.
-_EPOCHS = 16  # Largest number of epochs of a fixed order with more than `_SMALL` steps.
-_WORK = 8e9  # Cubed steps times iterations of a design that takes seconds.
-_COARSEST = 64  # Steps from which on a design begins with one of half as many.
-_ROUGH = {'mean': 1e-4, 'max': 1e-3}  # Relative gap to the bound at which that is good enough,
-_FEW = 30  # or the iterations it may take.
+_ITERATIONS = 2000  # Largest number of iterations, for those who wait.
+_MOST, _MOST_EPOCHS = 1024, 512  # Steps of a design in seconds: for one epoch, for many.
+_WORK = 4e10  # Cubed steps times iterations of a design that takes seconds.
 _MIXED = 6  # Steps that are mixed.
 _LEAST_WEIGHT = 1e-9  # Weight of a row whose error is below the maximum.
 
@@ -45,12 +41,10 @@ class Dense(families.MatrixMechanism):
     steps: T.
     strategy: Fixes C (up to its scale) instead of designing it; [T, T] lower
       triangular with positive diagonal.
-    tolerance: Relative gap to the lower bound at which the design stops; it
-      warns where it stops before. None for 1e-8 of the mean error up to 256
-      steps, above 1e-5 (1e-4 for many participations) or what seconds reach, and
-      1e-3 of the maximal error. It must be given for more than 1024 steps, and for
-      more than 16 epochs of a fixed order of more than 256: those designs take
-      from half a minute to hours.
+    tolerance: Relative gap to the lower bound at which the design stops; it warns where it stops
+      before. None for 1e-8 of the mean error up to 256 steps and 1e-5 above, 1e-4 for many
+      participations, and 1e-3 of the maximal error. It must be given for more than 1,024 steps,
+      and for more than 512 with many participations: these designs take minutes to hours.
     min_sep: With `max_participations`, what the design minimizes the mean error
       for; more than one only with `fixed_order`, and in every epoch of `min_sep`
       steps. The best C for any other pattern is not known.
@@ -84,18 +78,13 @@ class Dense(families.MatrixMechanism):
           'best C is known for these. BandedToeplitz, BLT and BandedInverse can be designed for '
           f'others. Received: min_sep={min_sep}, max_participations={max_participations}, '
           f'fixed_order={fixed_order}, steps={steps}, objective={objective!r}.')
-    if tolerance is None and strategy is None and self.steps > _MOST:
+    most = _MOST_EPOCHS if many else _MOST
+    if tolerance is None and strategy is None and self.steps > most:
       raise ValueError(
-          f'`steps` must be at most {_MOST} for the best of all matrices in seconds: it takes '
-          'O(steps^3) per iteration. Give `tolerance` (1e-5, say, to be within that of the least '
-          f'error) to wait about {15 * (self.steps / 2048)**3:.0f} s; BLT and BandedToeplitz, '
-          'whose errors are some percent larger, take less than one for any number of steps. '
-          f'Received: steps={steps}, tolerance=None.')
-    if tolerance is None and strategy is None and self._crawls:
-      raise ValueError(
-          f'`steps` must be at most {_SMALL} for the best matrix of more than {_EPOCHS} epochs in '
-          'seconds, or `min_sep` larger. Give `tolerance` (1e-4, say, to be within that of the '
-          'least error) to wait some minutes; BandedInverse, BandedToeplitz and BLT take seconds. '
+          f'`steps` must be at most {most} for the best of all matrices in seconds: it takes '
+          'O(steps^3) per iteration. Give `tolerance` (1e-4, say, to be within that of the least '
+          'error) to wait for minutes; BLT, BandedToeplitz and BandedInverse, whose errors are '
+          'some percent larger, take seconds. '
           f'Received: steps={steps}, min_sep={min_sep}, tolerance=None.')
     tolerance = tolerance or self._usual_tolerance
     checks.probability(tolerance=tolerance)
@@ -104,7 +93,7 @@ class Dense(families.MatrixMechanism):
 
   @classmethod
   def for_run(cls, **options: Any) -> 'Dense':
-    """Designed for all epochs of a fixed order, for the mean error; else for one participation."""
+    """Designs for all epochs of a fixed order, for the mean error; else for one participation."""
     epochs = options.get('max_participations', 1) * (options.get('min_sep') or 1)
     if (not options.get('fixed_order') or epochs < options['steps']
         or options.get('objective', 'mean') != 'mean'):
@@ -113,30 +102,21 @@ class Dense(families.MatrixMechanism):
     return super().for_run(**options)
 
   @property
-  def _crawls(self) -> bool:
-    """Whether the search of `fixed_order_design` by multipliers does not end in seconds."""
-    epochs = -(-self.steps // (self.min_sep or self.steps))
-    return self.max_participations > 1 and epochs > _EPOCHS and self.steps > _SMALL
-
-  @property
   def _usual_tolerance(self) -> float:
     if self.objective == 'max':
       return 1e-3
-    return 1e-8 if self.steps <= _SMALL else 1e-5 if self.max_participations == 1 else 1e-4
+    if self.max_participations > 1:
+      return 1e-4
+    return 1e-8 if self.steps <= 256 else 1e-5
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
-    looks, many = _ITERATIONS, bool(self.min_sep) and self.max_participations > 1
-    patient = self.steps > _MOST or self._crawls or self.tolerance != self._usual_tolerance
-    if not patient:
-      each = 3 if self.objective == 'max' else 1.5 if many else 1.0
-      looks = max(3, min(looks, int(_WORK / each / self.steps**3)))
     c: Optional[npt.ArrayLike] = self._given
-    if c is None and many:
-      assert self.min_sep
-      c = fixed_order_optimal(
-          self.workload, self.steps, self.min_sep, self.tolerance, looks, patient)
-    elif c is None:
-      c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance, looks)
+    if c is None:
+      most = _ITERATIONS
+      if self.tolerance == self._usual_tolerance:
+        most = min(most, int(_WORK / self.steps**3))
+      epoch = self.min_sep if self.max_participations > 1 else None
+      c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance, most, epoch)
     c = np.asarray(c)
     inverse = matrices.invert_lower(c / np.linalg.norm(c, axis=0).max())
     return {'inverse_rows': np.tril(inverse)}
@@ -145,50 +125,42 @@ class Dense(families.MatrixMechanism):
     return self.steps
 
 
-class _Found(NamedTuple):
-  """The best X with unit diagonal and its error, the largest lower bound of any, and weights."""
-
-  gram: np.ndarray
-  error: float
-  bound: float
-  rows: np.ndarray
-  columns: np.ndarray
-
-
 def optimal(
     workload: workload_lib.Workload, n: int, objective: str, tolerance: float,
-    looks: int = _ITERATIONS) -> Tuple[np.ndarray, float]:
-  """Fixed point of the two-sided scaling `P^1/2 A Q^1/2 = U S V^T`.
+    most: int = _ITERATIONS, epoch: Optional[int] = None) -> Tuple[np.ndarray, float]:
+  """Returns `(C, bound)`: the best C found, [n, n] lower triangular, and a bound of any error.
 
-  P and Q are weights of rows and columns that sum to one (P is uniform for the
-  mean error). At the optimum q = diag(V S V^T) / tr S and X = C^T C =
-  Q^-1/2 V S V^T Q^-1/2 up to scale; whatever the weights, tr S is a lower bound
-  of the error.
-
-  Returns:
-    `(C, bound)`: [n, n] lower triangular with unit columns, and the largest
-    lower bound of its error that was met.
+  `epoch` is the number of places of a fixed order, None for one participation. The design warns
+  if it ends further from the bound than `tolerance`.
   """
-  with matrices.one_thread(), progress.bar(f'Dense(steps={n})') as bar:
-    found = _balanced(workload, n, objective, tolerance, looks, bar)
-  _warn(f'Dense(steps={n})', found.error / found.bound - 1, tolerance)
-  return matrices.factor_gram(found.gram), found.bound
+  name = f'Dense(steps={n})' if epoch is None else f'Dense(steps={n}, min_sep={epoch})'
+  with matrices.one_thread(), progress.bar(name) as bar:
+    if epoch is None:
+      gram, error, bound = _balanced(workload, n, objective, tolerance, most, bar)
+    else:
+      gram, error, bound = fixed_order_design.optimal(
+          workload, n, epoch, tolerance, most, lambda _: bar.update())
+  gap = error / bound - 1
+  if gap > tolerance:
+    warnings.warn(f'The error of {name} may be {gap:.1e} above the least one; the tolerance is '
+                  f'{tolerance}. Another `tolerance` than the usual one lets it search for longer '
+                  'than seconds.', errors.Caution, stacklevel=2)
+  return matrices.factor_gram(gram), bound
 
 
 def _balanced(
-    workload: workload_lib.Workload, n: int, objective: str, tolerance: float, looks: int,
-    bar: Any) -> _Found:
-  """Starts from uniform weights, or for many steps from the weights for half as many."""
+    workload: workload_lib.Workload, n: int, objective: str, tolerance: float, most: int,
+    bar: tqdm.tqdm) -> Tuple[np.ndarray, float, float]:
+  """Fixed point of the two-sided scaling `P^1/2 A Q^1/2 = U S V^T`.
+
+  P and Q are weights of rows and columns that sum to one (P is uniform for the mean error). At the
+  optimum q = diag(V S V^T) / tr S and X = C^T C = Q^-1/2 V S V^T Q^-1/2 up to scale. Whatever the
+  weights, tr S is a lower bound of the error.
+  """
   p, q, mixed = np.full(n, 1 / n), np.full(n, 1 / n), _Mixed()
-  if n > _COARSEST:
-    m = (n + 1) // 2
-    start = _balanced(coarse.workload(workload, n, m), m, objective,
-                      max(tolerance, _ROUGH[objective]), _FEW, bar)
-    q = coarse.refined(start.columns, n)
-    p = coarse.refined(start.rows, n) if objective == 'max' else p
   a = workload.materialize(n)
-  bound, best, chosen, weights = 0.0, math.inf, np.eye(n), (p, q)
-  for _ in range(looks):
+  bound, best, chosen = 0.0, math.inf, np.eye(n)
+  for _ in range(most):
     u, s, v = _decompose(np.sqrt(p)[:, None] * a * np.sqrt(q), objective)
     bound = max(bound, s.sum())
     norms = (v**2) @ s  # diag(V S V^T)
@@ -197,8 +169,7 @@ def _balanced(
     value = math.sqrt(
         errors_of_rows.max() if objective == 'max' else errors_of_rows.mean())
     if value < best:
-      x = (np.sqrt(s) * v) / np.sqrt(norms)[:, None]
-      best, chosen, weights = value, x, (p, q)
+      best, chosen = value, (np.sqrt(s) * v) / np.sqrt(norms)[:, None]
     bar.set_postfix(gap=f'{best / bound - 1:.1e}', refresh=False)
     bar.update()
     if best < bound * (1 + tolerance):
@@ -209,29 +180,7 @@ def _balanced(
       q = _relaxed(q, norms / s.sum())
       p = np.maximum(_relaxed(p, (u**2) @ s / s.sum()), _LEAST_WEIGHT)
       p /= p.sum()
-  return _Found(chosen @ chosen.T, best, bound, *weights)
-
-
-def fixed_order_optimal(
-    workload: workload_lib.Workload, n: int, epoch: int, tolerance: float,
-    looks: int = _ITERATIONS, patient: bool = False) -> np.ndarray:
-  """[n, n] lower-triangular C of least mean error per sensitivity to `fixed_order` patterns.
-
-  Steps of one pattern are orthogonal columns. That is a restriction, but the
-  best C has it wherever the lower bound, which knows nothing of it, is met.
-  """
-  name = f'Dense(steps={n}, min_sep={epoch})'
-  with matrices.one_thread(), progress.bar(name) as bar:
-    found = fixed_order_design.optimal(workload, n, epoch, tolerance, looks, bar, patient)
-  _warn(name, found.error / found.bound - 1, tolerance)
-  return matrices.factor_gram(found.gram)
-
-
-def _warn(name: str, gap: float, tolerance: float) -> None:
-  if gap > tolerance:
-    warnings.warn(f'The error of {name} may be {gap:.1e} above the least one; the tolerance is '
-                  f'{tolerance}. Another `tolerance` than the usual one lets it look for longer '
-                  'than seconds.', errors.Caution, stacklevel=3)
+  return chosen @ chosen.T, best, bound
 
 
 def _decompose(matrix: np.ndarray, objective: str) -> Tuple[Any, np.ndarray, np.ndarray]:
@@ -267,9 +216,9 @@ class _Mixed:
       point = point + residual / 2
     else:
       root = np.sqrt(old)  # Columns of next to no weight decide nothing.
-      shares = np.linalg.lstsq(
+      weights = np.linalg.lstsq(
           (root * np.diff(self._residuals, axis=0)).T, root * residual, rcond=None)[0]
-      point = point - shares @ np.diff(self._points, axis=0)
+      point = point - weights @ np.diff(self._points, axis=0)
     result = np.exp(point - point.max())
     return result / result.sum()
 
