@@ -50,9 +50,9 @@ def memory():
     return (trees.map(lambda s, m: 0.5 * s + m, secret, mean),) * 2
 
   return contract.Statistic(
-      False, lambda specs: specs, trees.zeros, measure,
+      False, measure,
       lambda clip, batch, adjacency: (math.sqrt(2) * clip / batch, math.sqrt(2) * clip / batch),
-      amplifiable=False)
+      init=trees.zeros, amplifiable=False)
 
 
 @pytest.mark.parametrize('name', ['independent', 'toeplitz', 'blt', 'tree'])

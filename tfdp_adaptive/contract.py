@@ -51,14 +51,14 @@ class Statistic(NamedTuple):
   Attributes:
     per_record_square: Whether the engine must also return the sum over records
       of the squared clipped record.
-    specs: `specs -> specs` of the value.
-    init: `specs -> secret`, the CLEAN state the statistic carries over steps;
-      `()` for most. It is as private as the records.
     measure: `(mean, square, clip_norm, secret) -> (value, secret)`; `mean` and
       `square` are clean sums over the batch divided by the batch size.
     stddevs: `(clip_norm, batch_size, adjacency) -> (std_mean, std_value)`, the
       noise on mean and value for a noise multiplier of one, so that both
       together cost what the mean alone costs.
+    specs: `specs -> specs` of the value.
+    init: `specs -> secret`, the CLEAN state the statistic carries over steps;
+      `()` for most. It is as private as the records.
     amplifiable: Whether the value depends on the present batch only, so that
       amplification by sampling may be claimed (algorithms of past clean data
       may not).
@@ -70,10 +70,10 @@ class Statistic(NamedTuple):
   """
 
   per_record_square: bool
-  specs: Callable[[Tree], Tree]
-  init: Callable[[Tree], Tree]
-  measure: Callable[..., Tuple[Tree, Tree]]
+  measure: Callable[[Tree, Tree, Scalar, Tree], Tuple[Tree, Tree]]
   stddevs: Callable[[Scalar, float, str], Stddevs]
+  specs: Callable[[Tree], Tree] = lambda specs: specs
+  init: Callable[[Tree], Tree] = lambda specs: ()
   amplifiable: bool = True
   private: bool = True
   participations: int = 0

@@ -104,7 +104,7 @@ def _flat(tree):
   return np.concatenate([np.ravel(t) for t in tf.nest.flatten(tree)])
 
 
-SQUARES = contract.Statistic(True, lambda s: s, lambda s: (), None, None)
+SQUARES = contract.Statistic(True, None, None)
 
 
 @pytest.mark.parametrize('name,engine,pieces,geometry', [

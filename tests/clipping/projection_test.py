@@ -158,7 +158,7 @@ def test_nothing_overflows(ask):
 
 
 def test_square_is_of_the_clipped_record():
-  statistic = contract.Statistic(True, lambda s: s, lambda s: (), None, None)
+  statistic = contract.Statistic(True, None, None)
   sums = projection.project_record(
       contract.Ask(second=statistic), contract.Query(tree(np.full(7, 3.0))),
       tf.constant(0.7, tf.float64), tree(np.arange(7.0)))

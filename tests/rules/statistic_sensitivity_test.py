@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import running_root
+from tfdp_adaptive.rules import noisy_adagrad
 from tfdp_adaptive.rules import statistics
 
 DIMENSION = 3
@@ -250,7 +250,7 @@ def roots(statistic, rows):
 @pytest.mark.parametrize('participations', [1, 2])
 def test_running_root_bound(diagonal, participations):
   rng = np.random.default_rng(participations)
-  statistic = running_root.running_root(participations, diagonal)
+  statistic = noisy_adagrad.running_root(participations, diagonal)
   mean_std, bound = statistic.stddevs(1.0, 4.0, 'zero_out')
   assert mean_std == 0.25
   assert bound == pytest.approx(0.25 * math.sqrt(participations * (1 if diagonal else 2)))
@@ -277,7 +277,7 @@ def test_running_root_stays_exact_in_single_precision():
   """Rounding may not move it by more than a fraction of what a record does."""
   rng = np.random.default_rng(0)
   size, steps = 30, 20
-  statistic = running_root.running_root(1)
+  statistic = noisy_adagrad.running_root(1)
   spec = (tf.TensorSpec([size], tf.float32),)
   secret = statistic.init(spec)
   rows = rng.normal(size=(steps, size)).astype(np.float32)
@@ -289,17 +289,11 @@ def test_running_root_stays_exact_in_single_precision():
 
 
 def test_full_matrix_is_refused_for_many_parameters():
-  statistic = running_root.running_root(1)
+  statistic = noisy_adagrad.running_root(1)
   with pytest.raises(ValueError, match='at most 4096 parameters. Received: 5000'):
     statistic.specs((tf.TensorSpec([5000], tf.float32),))
-  assert running_root.running_root(1, diagonal=True).specs(loop.SPECS) is loop.SPECS
+  assert noisy_adagrad.running_root(1, diagonal=True).specs(loop.SPECS) is loop.SPECS
 
-
-def test_equivalent_noise_multiplier_adds_up_gaussian_costs():
-  """mu^2 = K / sigma^2 + T / (r sigma)^2."""
-  sigma, steps, k, r = 2.0, 30, 3, 1.5
-  mu2 = k / sigma**2 + steps / (r * sigma)**2
-  assert running_root.equivalent_noise_multiplier(sigma, steps, k, r) == pytest.approx(mu2**-0.5)
 
 
 # Scaled geometries: what the per-record map returns, in the space the noise is added.

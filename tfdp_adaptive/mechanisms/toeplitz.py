@@ -28,7 +28,7 @@ Loss = Callable[[np.ndarray], Tuple[float, np.ndarray]]  # x -> (value, gradient
 _NEGLIGIBLE = 1e-16  # Smaller coefficients do not count; the first one is 1.
 _GONE = 1e-290  # Smaller ones are zero; arithmetic with numbers near 1e-308 is slow.
 _DIRECT = 1 << 12  # Coefficients of a reciprocal that are computed one by one.
-_FEW_PRODUCTS = 1 << 22  # Length times taps up to which products are faster than transforms.
+_FEW_PRODUCTS = 1 << 24  # Length times taps up to which products are faster than transforms.
 _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
 _FEW_LAGS = 64  # So many products of long vectors are faster than one transform.
 _MOST_FORMED = 1 << 11  # Coefficients of C^-1 that a design for a schedule looks at.
@@ -98,7 +98,7 @@ class BandedToeplitz(families.ToeplitzMechanism):
 
 def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
   """[n] coefficients of `1 / c(x)`: the inverse of a lower-triangular Toeplitz matrix."""
-  if min(len(c), n) * n <= 1 << 28:
+  if min(len(c), n) * n <= _FEW_PRODUCTS:
     return matrices.resized(_until(c[:n], n, _GONE), n)
   return _newton(c, n)
 
@@ -174,7 +174,7 @@ def optimal(
   def error(c: np.ndarray) -> Tuple[float, np.ndarray]:
     inverse = reciprocal(c, length)
     value, pulled = form(inverse)
-    return value, pull(c, pulled, inverse)
+    return value, pull(c, pulled, inverse, inverse)
 
   return _minimum(c, error)
 
@@ -220,9 +220,13 @@ def minimize(
   if not math.isfinite(guarded(best[1])[0]):
     raise ValueError('The starting point of a design must have a finite error.')
   unit = 1.0
+
+  def scaled(y: np.ndarray) -> Tuple[float, np.ndarray]:
+    value, gradient = guarded(y * unit)
+    return value, gradient * unit
+
   for _ in range(starts):
     before = best[0]
-    scaled = lambda y: _times(guarded(y * unit), unit)
     with matrices.one_thread():
       optimize.minimize(scaled, best[1] / unit, jac=True, method='L-BFGS-B', callback=callback,
                         bounds=bounds and [(l / unit, u / unit) for l, u in bounds],
@@ -232,10 +236,6 @@ def minimize(
         break
       unit *= 0.03
   return best[1]
-
-
-def _times(pair: Tuple[float, np.ndarray], unit: float) -> Tuple[float, np.ndarray]:
-  return pair[0], pair[1] * unit
 
 
 def squared_error(
@@ -251,12 +251,8 @@ def squared_error(
   limit = workload.limit / np.sum(c)
   before = math.inf
   while True:
-    inverse = None
-    if len(c) * length <= _FEW_PRODUCTS:
-      b = signal.lfilter([1.0], c, workload.coefficients(length))
-    else:
-      inverse = _newton(c, length)
-      b = workload.apply(inverse)
+    inverse = reciprocal(c, length)
+    b = workload.apply(inverse)
     distance = abs(b[-1] / limit - 1)
     growing = distance > max(1, before) or length >= _LONGEST
     if not np.isfinite(b[-1]) or (growing and length < steps):
@@ -283,19 +279,16 @@ def error_weights(steps: int, length: int, objective: str) -> Tuple[np.ndarray, 
   return weights, (steps - length) * (steps - length + 1) / (2 * steps)
 
 
-def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray,
-         inverse: Optional[np.ndarray] = None) -> np.ndarray:
-  """Gradient in c of a function of `x = a / c` with gradient `pulled` in x.
-
-  The coefficients of `1 / c`, where they are at hand, save a filter of many taps.
-  """
-  if inverse is None or len(c) <= _FEW_LAGS:
+def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+  """Returns the gradient in c of a function of `x = a / c`, given that in x and `1 / c`."""
+  few = len(c) <= _FEW_LAGS
+  if few:
     adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
   else:
     adjoint = signal.fftconvolve(inverse, pulled[::-1])[:len(x)][::-1]
   if not max(np.abs(adjoint).max(), np.abs(x).max()) < _HUGE:
     return np.full(len(c), np.inf)
-  if len(c) <= _FEW_LAGS:
+  if few:
     return np.array([-(adjoint[k:] @ x[:max(0, len(x) - k)]) for k in range(len(c))])
   lags = signal.correlate(adjoint, x, mode='full', method='fft')
   return -lags[len(x) - 1:len(x) - 1 + len(c)]

@@ -160,12 +160,6 @@ def _following(rule: contract.Rule, side: contract.SideQuery, estimate: Callable
                      f'`l2_norm_clip`. Received: bounds={bounds}.')
   wrapping.require(rule, 'query', 'clip norm', 'fixed', 'step')
   contract.check_side_query(rule.asks[0]._replace(side_query=side))
-  return _around(rule, side, estimate, quantile, learning_rate, bounds, name, units)
-
-
-def _around(rule: contract.Rule, side: contract.SideQuery, estimate: Callable[..., Any],
-            quantile: float, learning_rate: float, bounds: Tuple[float, float],
-            name: str, units: bool) -> contract.Rule:
 
   def init(specs: trees.Tree) -> State:
     dtype = trees.dtype_of(specs)

@@ -84,27 +84,21 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   """
   checks.one_of(SPLITS, split=split)
   groups = tuple(int(group) for group in groups)
-  members = members_of(groups)
-  lengths = np.ones(len(members)) if norms is None else np.asarray(norms, np.float64)
-  if lengths.shape != (len(members),) or not (np.all(np.isfinite(lengths)) and np.all(lengths > 0)):
+  if not groups or sorted(set(groups)) != list(range(max(groups) + 1)):
+    raise ValueError('`groups` must name a group for every variable, counted from 0 without a gap. '
+                     f'Received: groups={groups}.')
+  count = max(groups) + 1
+  lengths = np.ones(count) if norms is None else np.asarray(norms, np.float64)
+  if lengths.shape != (count,) or not (np.all(np.isfinite(lengths)) and np.all(lengths > 0)):
     raise ValueError('`norms` must be one positive number per group. '
-                     f'Received: norms={norms} for {len(members)} groups.')
+                     f'Received: norms={norms} for {count} groups.')
   wrapping.require(rule, 'query', 'clip norm', 'noise', 'norm', 'step')
   if rule.asks[0].side_query is not None and not _apart(rule):
     raise ValueError(
         '`rule` must treat every coordinate by itself if the clip norm of every group follows: '
         'each has a copy of it. Use `quantile_clip(grouped(rule, ...))`, which moves all clip '
         f'norms alike, or fixed ones. Received: rule={rule.name}.')
-  return _around(rule, members, lengths, groups, split)
-
-
-def members_of(groups: Tuple[int, ...]) -> Tuple[Tuple[int, ...], ...]:
-  """The variables of every group."""
-  if not groups or sorted(set(groups)) != list(range(max(groups) + 1)):
-    raise ValueError('`groups` must name a group for every variable, counted from 0 without a gap. '
-                     f'Received: groups={groups}.')
-  return tuple(tuple(i for i, group in enumerate(groups) if group == k)
-               for k in range(max(groups) + 1))
+  return _around(rule, lengths, groups, split)
 
 
 def _apart(rule: contract.Rule) -> bool:
@@ -134,33 +128,29 @@ def _of_groups(side: contract.SideQuery, count: int) -> contract.SideQuery:
       size=side.size * count, of_norm=of_norm, noise=noise, of_groups=True)
 
 
-def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: np.ndarray,
-            groups: Tuple[int, ...], split: str) -> contract.Rule:
+def _around(rule: contract.Rule, lengths: np.ndarray, groups: Tuple[int, ...],
+            split: str) -> contract.Rule:
   apart = _apart(rule)  # Other rules are given the largest noise of a group.
   ask = rule.asks[0]
 
   def pieces(tree: trees.Tree) -> Tuple[trees.Tree, ...]:
     """A tree cut into what the copies of the rule see of it."""
     if not apart or trees.absent(tree):
-      return (tree,) * (len(members) if apart else 1)
-    leaves = tf.nest.flatten(tree)
-    return tuple(tuple(leaves[i] for i in group) for group in members)
+      return (tree,) * (len(lengths) if apart else 1)
+    return wrapping.cut(tree, groups, len(lengths))
 
   def whole(parts: Sequence[trees.Tree], like: trees.Tree) -> trees.Tree:
     if not apart or trees.absent(parts[0]):
       return parts[0]
-    leaves: List[Any] = [None] * len(groups)
-    for group, part in zip(members, parts):
-      for i, leaf in zip(group, part):
-        leaves[i] = leaf
-    return tf.nest.pack_sequence_as(like, leaves)
+    return tf.nest.pack_sequence_as(like, wrapping.joined(parts, groups))
 
   def init(specs: trees.Tree) -> State:
     leaves, dtype = tf.nest.flatten(specs), trees.dtype_of(specs)
     if len(leaves) != len(groups):
       raise ValueError('`groups` must name a group for every variable. '
                        f'Received: {len(groups)} groups for {len(leaves)} variables.')
-    sizes = [sum(leaves[i].shape.num_elements() for i in group) for group in members]
+    sizes = [sum(leaf.shape.num_elements() for leaf in part)
+             for part in wrapping.cut(specs, groups, len(lengths))]
     return State(
         moments.first_step(), tuple(rule.init(piece) for piece in pieces(specs)),
         tf.constant(sizes, dtype), tf.constant(lengths / np.linalg.norm(lengths), dtype),
@@ -194,8 +184,8 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
   def side_means(now: Split, side: Any) -> List[Any]:
     """Returns the thresholds of each copy, in units of its clip norm."""
     if ask.side_query is None:
-      return [()] * len(members)
-    numbers = tf.unstack(tf.reshape(side, [len(members), ask.side_query.size]))
+      return [()] * len(lengths)
+    numbers = tf.unstack(tf.reshape(side, [len(lengths), ask.side_query.size]))
     return numbers if ask.side_query.even else [
         one / tf.cast(now.clip[k], one.dtype) for k, one in enumerate(numbers)]
 
@@ -225,5 +215,5 @@ def _around(rule: contract.Rule, members: Tuple[Tuple[int, ...], ...], lengths: 
       project=wrapping.of_inner(rule, lambda state: state.rule[0]),
       asks=(ask._replace(
           groups=groups,
-          side_query=ask.side_query and _of_groups(ask.side_query, len(members))),),
+          side_query=ask.side_query and _of_groups(ask.side_query, len(lengths))),),
       own_clip=ask.side_query is not None, name=f'grouped({rule.name})')

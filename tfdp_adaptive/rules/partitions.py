@@ -87,15 +87,18 @@ def _partition(
         '`parts` must have a rule for every variable: let the last predicate be '
         f'`lambda spec: True`. Received: none for {spec}.')
 
+  def numbers(parts: trees.Tree) -> List[int]:
+    return [part.shape[1] for part in tf.nest.flatten(parts)]
+
   def pieces(state: State, tree: trees.Tree) -> Tuple[trees.Tree, ...]:
     """Returns one tuple of leaves per rule; an absent tree is absent for all rules."""
     if trees.absent(tree):
       return ((),) * len(rules)
-    return _cut(tf.nest.flatten(tree), state.parts, len(rules))
+    return wrapping.cut(tree, numbers(state.parts), len(rules))
 
   def whole(state: State, of_rules: Sequence[trees.Tree]) -> trees.Tree:
-    remaining = [list(piece) for piece in of_rules]
-    return trees.map(lambda part: remaining[part.shape[1]].pop(0), state.parts)
+    return tf.nest.pack_sequence_as(
+        state.parts, wrapping.joined(of_rules, numbers(state.parts)))
 
   def used(state: State) -> List[bool]:
     return [bool(piece) for piece in pieces(state, state.parts)]
@@ -113,7 +116,7 @@ def _partition(
         raise ValueError('`parts` must be of rules whose statistics have one value per '
                          f'coordinate. Received: rule={rules[0].name}.')
     parts = trees.map(lambda s: tf.zeros([0, part_of(s), *s.shape], s.dtype), specs)
-    own = _cut(tf.nest.flatten(specs), parts, len(rules))
+    own = wrapping.cut(specs, numbers(parts), len(rules))
     return State(
         moments.first_step(),
         tuple(rule.init(piece) if piece else () for rule, piece in zip(rules, own)), parts)
@@ -159,10 +162,3 @@ def _partition(
       name=f'partition({", ".join(rule.name for rule in rules)})',
       independent_noise=any(rule.independent_noise for rule in rules), cautions=cautions,
       elementwise=all(rule.elementwise for rule in rules))
-
-
-def _cut(leaves: Sequence[Any], parts: trees.Tree, count: int) -> Tuple[Tuple[Any, ...], ...]:
-  """The leaves of every rule."""
-  numbers = [part.shape[1] for part in tf.nest.flatten(parts)]
-  return tuple(tuple(leaf for leaf, number in zip(leaves, numbers) if number == k)
-               for k in range(count))

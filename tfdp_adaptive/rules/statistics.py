@@ -24,7 +24,7 @@ def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contr
   add_remove (equation 4.3 for the rest), attained by equal one-sparse records.
 
   Args:
-    share: Share of the step's budget for the mean, in (0, 1).
+    share: The fraction of the step's budget that goes to the mean, in (0, 1).
     printed_2B_plus_1: Use `(2 B + 1)`, the constant printed in Algorithm 6 of
       Ganesh et al. (2025): safe, but larger than needed. Not for replace.
 
@@ -44,7 +44,7 @@ def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contr
       second = max((2 * batch_size + 1) / batch_size**2, square_sensitivity(relative))
     return _split(share, relative, second, clip_norm)
 
-  return contract.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
+  return contract.Statistic(False, _measure_square_of_mean, stddevs)
 
 
 def mean_of_squares(share: float = 0.5) -> contract.Statistic:
@@ -55,7 +55,7 @@ def mean_of_squares(share: float = 0.5) -> contract.Statistic:
   by a factor of up to B.
 
   Args:
-    share: Share of the step's budget for the mean, in (0, 1).
+    share: The fraction of the step's budget that goes to the mean, in (0, 1).
 
   Returns:
     A `contract.Statistic`; both releases together cost what the mean alone costs.
@@ -67,7 +67,7 @@ def mean_of_squares(share: float = 0.5) -> contract.Statistic:
     second = (math.sqrt(2.0) if adjacency == 'replace' else 1.0) / batch_size
     return _split(share, relative, second, clip_norm)
 
-  return contract.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
+  return contract.Statistic(True, _measure_mean_of_squares, stddevs)
 
 
 def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
@@ -87,7 +87,7 @@ def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
              else math.sqrt(1 + relative_lambda)) / batch_size
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
 
-  return contract.Statistic(True, _same, _nothing, _measure_mean_of_squares, stddevs)
+  return contract.Statistic(True, _measure_mean_of_squares, stddevs)
 
 
 def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
@@ -103,7 +103,7 @@ def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
       joint = math.sqrt(distance**2 + 2 * relative_lambda)
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
 
-  return contract.Statistic(False, _same, _nothing, _measure_square_of_mean, stddevs)
+  return contract.Statistic(False, _measure_square_of_mean, stddevs)
 
 
 def clean_mean() -> contract.Statistic:
@@ -118,8 +118,7 @@ def clean_mean() -> contract.Statistic:
   def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     return contract.mean_sensitivity(clip_norm, batch_size, adjacency), 0.0
 
-  return contract.Statistic(
-      False, _same, _nothing, measure, stddevs, amplifiable=False, private=False)
+  return contract.Statistic(False, measure, stddevs, amplifiable=False, private=False)
 
 
 def joint_sensitivity(distance: float, relative_lambda: float) -> float:
@@ -133,7 +132,7 @@ def joint_sensitivity(distance: float, relative_lambda: float) -> float:
 
 
 def square_sensitivity(distance: float) -> float:
-  """sup ||x^2 - y^2|| over ||x - y|| <= distance, ||x||, ||y|| <= 1: root of (4.3)."""
+  """Returns sup ||x^2 - y^2|| over ||x - y|| <= distance, ||x||, ||y|| <= 1: the root of (4.3)."""
   if distance <= 2 / 3:
     return distance * (2 - distance)
   if distance <= math.sqrt(2):
@@ -162,15 +161,6 @@ def _measure_mean_of_squares(
 
 def _split(
     share: float, relative: float, second: float, clip_norm: trees.Scalar) -> contract.Stddevs:
-  """(4.1), from the sensitivities for a clip norm of one."""
+  """Returns (4.1), given the sensitivities for a clip norm of one."""
   return (relative / math.sqrt(share) * clip_norm,
           second / math.sqrt(1 - share) * clip_norm**2)
-
-
-def _same(specs: trees.Tree) -> trees.Tree:
-  return specs
-
-
-def _nothing(specs: trees.Tree) -> trees.Tree:
-  del specs
-  return ()

@@ -2,7 +2,9 @@
 """Parts of rules that wrap another: what they require of it, and what they pass on."""
 
 import operator
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
@@ -28,6 +30,19 @@ def require(rule: contract.Rule, *needs: str) -> None:
     holds, text = _NEEDS[need]
     if not holds(rule):
       raise ValueError(f'`rule` must {text}. Received: rule={rule.name}.')
+
+
+def cut(tree: trees.Tree, numbers: Sequence[int], count: int) -> Tuple[Tuple[tf.Tensor, ...], ...]:
+  """Returns the leaves of each of `count` parts; `numbers` are those of the parts of all leaves."""
+  leaves = tf.nest.flatten(tree)
+  return tuple(tuple(leaf for leaf, number in zip(leaves, numbers) if number == k)
+               for k in range(count))
+
+
+def joined(parts: Sequence[Sequence[tf.Tensor]], numbers: Sequence[int]) -> List[tf.Tensor]:
+  """Returns the leaves that `cut` has distributed."""
+  left = [iter(part) for part in parts]
+  return [next(left[number]) for number in numbers]
 
 
 def followed(
