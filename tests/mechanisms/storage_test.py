@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and the cache on disk: never trusted blindly, never needed."""
 
-import base64
 import json
 import os
 import pathlib
@@ -138,10 +137,7 @@ def test_fast_designs_are_not_cached(cache):
   assert not cache.exists()
 
 
-def test_large_arrays_are_packed_and_small_ones_legible():
-  content = json.loads(mechanisms.Dense(20).to_json())
-  packed = content['arrays']['inverse_rows']
-  assert packed['shape'] == [20, 20] and len(base64.b64decode(packed['float64'])) == 8 * 400
+def test_numbers_are_legible():
   content = json.loads(mechanisms.BLT(2, 20).to_json())
   assert len(content['arrays']['decays']) == 2
   assert content['kind'] == 'BLT' and content['version'] == 1

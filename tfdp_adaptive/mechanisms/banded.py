@@ -103,14 +103,14 @@ class Banded(interface.Mechanism):
   def row_norms(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     if self.method == 'optimal':
-      return np.linalg.norm(self.noising(n), axis=1)
+      return super().row_norms(n)
     squares = np.cumsum(toeplitz.reciprocal(self.rows[0], n)**2)
     return (1 + self._excess()[:n]) * np.sqrt(squares)
 
   def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     if self.method == 'optimal' or not self.workload.is_toeplitz:
-      return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
+      return super().squared_errors(n)
     # A C^-1 = A D T^-1 with T Toeplitz; D = I but for the last columns.
     inverse = toeplitz.reciprocal(self.rows[0], n)
     b = self.workload.apply(inverse)

@@ -69,11 +69,5 @@ class MatrixMechanism(interface.Mechanism):
     n = self._rows(n)
     return self.inverse_rows[:n, :n]
 
-  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
-    return np.linalg.norm(self.noising(n), axis=1)
-
-  def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
-    return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
-
   def _sensitivity(self, min_sep: int, k: int) -> float:
     return sensitivity_lib.general(self._matrix, min_sep, k)

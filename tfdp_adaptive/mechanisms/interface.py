@@ -100,13 +100,13 @@ class Mechanism(frozen.Frozen, abc.ABC):
   def noising(self, n: Optional[int] = None) -> np.ndarray:
     """Does the same for C^-1."""
 
-  @abc.abstractmethod
   def row_norms(self, n: Optional[int] = None) -> np.ndarray:
     """[n] L2 norms of the rows of C^-1: the noise of step t has variance r_t, its square."""
+    return np.linalg.norm(self.noising(n), axis=1)
 
-  @abc.abstractmethod
   def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     """[n] squared row norms of B: noise variance of each answer of the workload."""
+    return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
 
   @abc.abstractmethod
   def _sensitivity(self, min_sep: int, k: int) -> float:

@@ -7,7 +7,6 @@ accountant sees the sensitivity of the C that runs.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -79,7 +78,8 @@ def from_config(content: dict) -> Any:
   """
   try:
     kind, config = content['kind'], content['config']
-    arrays = {name: _decode(value) for name, value in content.get('arrays', {}).items()}
+    arrays = {name: np.array(value, np.float64)
+              for name, value in content.get('arrays', {}).items()}
     if kind not in registry.KINDS:
       raise ValueError(f'`kind` must be one of {tuple(registry.KINDS)}. Received: {kind!r}.')
     with gate.loading():
@@ -139,29 +139,8 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 
 def _numbers(arrays: Mapping[str, np.ndarray]) -> Dict[str, Any]:
-  return {'arrays': {name: _encode(value) for name, value in arrays.items()},
-          'checksum': checksum(arrays)}
-
-
-def _encode(array: np.ndarray) -> Any:
-  array = np.asarray(array, np.float64)
-  if array.size <= 256:
-    return array.tolist()
-  packed = base64.b64encode(np.ascontiguousarray(array, '<f8').tobytes()).decode()
-  return {'shape': list(array.shape), 'float64': packed}
-
-
-def _decode(value: Any) -> np.ndarray:
-  given = value
-  try:
-    if isinstance(value, dict):
-      value = np.frombuffer(base64.b64decode(value['float64']), '<f8').reshape(value['shape'])
-    result = np.array(value, np.float64)
-  except (ValueError, OverflowError) as error:  # binascii's is one as well.
-    raise ValueError('The numbers of a mechanism must be lists, or a shape and base64. '
-                     f'Received: {str(given)[:60]} ({error}).') from error
-  result.setflags(write=False)
-  return result
+  return {'arrays': {name: np.asarray(value, np.float64).tolist()
+                     for name, value in arrays.items()}, 'checksum': checksum(arrays)}
 
 
 def checksum(arrays: Mapping[str, np.ndarray]) -> str:

@@ -133,8 +133,7 @@ class Tree(interface.Mechanism):
   def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
     n = self._rows(n)
     if self.workload != workload_lib.Workload():
-      matrices.check_dense(n)
-      return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
+      return super().squared_errors(n)
     if self.variant == 'full':
       block = np.sum(np.cumsum(self.inverse_rows, axis=0)**2, axis=1)
     else:
