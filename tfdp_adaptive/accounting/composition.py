@@ -30,6 +30,7 @@ import math
 from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import fft
 from scipy import optimize
 from scipy import special
@@ -89,7 +90,7 @@ class Composition:
     reach = _MARGIN - log_delta + math.log(self._count)
     return self if reach >= self._reach else Composition(self._given, reach)
 
-  def _moment(self, theta: Any) -> np.ndarray:
+  def _moment(self, theta: npt.ArrayLike) -> np.ndarray:
     """K at every theta; an array."""
     theta = np.atleast_1d(theta)
     moments = [step.count * np.array([
@@ -99,7 +100,7 @@ class Composition:
 
   def _least(self, objective: Callable[[Any, Any], Any]) -> Tuple[float, float]:
     """The theta > 0 of the least value of a function of (theta, K + correction)."""
-    def of(log_theta: Any) -> Any:
+    def of(log_theta: npt.ArrayLike) -> Any:
       theta = np.exp(np.atleast_1d(log_theta))
       return objective(theta, self._moment(theta) + _log_peak(theta))
 
@@ -323,6 +324,6 @@ def _upper_share(above: np.ndarray, interval: float) -> np.ndarray:
   return np.clip(np.expm1(-above) / math.expm1(-interval), 0.0, 1.0)
 
 
-def _log_peak(theta: Any) -> Any:
+def _log_peak(theta: np.ndarray) -> Any:
   """Returns the maximum of exp(-theta u) (1 - exp(-u))."""
   return theta * np.log(theta) - (1 + theta) * np.log1p(theta)

@@ -271,8 +271,8 @@ def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture,
     if event.largest_shift > event.most_shift:  # Not worth it.
       return _step(event.unamplified, count, kind)
     return ((1.0, Listed(kind, event)),), count
-  raise ValueError(f'Privacy loss distributions are implemented for Gaussian noise, sampled by '
-                   f'Poisson coins or not. Received: {event}. Use accountant="rdp".')
+  raise ValueError(f'Privacy loss distributions are implemented for Gaussian noise, with '
+                   f'Poisson sampling or without. Received: {event}. Use accountant="rdp".')
 
 
 def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:

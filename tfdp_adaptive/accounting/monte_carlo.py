@@ -17,12 +17,14 @@ import dataclasses
 import functools
 import hashlib
 import math
-from typing import Any, Tuple
+from typing import Callable, Optional, Tuple
 
 import dp_accounting
 import numpy as np
 from scipy import optimize
 from scipy import special
+
+from tfdp_adaptive import mechanisms
 
 BETA = 1e-6  # Probability that a number reported of one event, or of its calibration, is too small.
 _NUMBERS, _TRIES = 16, 12  # How many that may be: of one event, and events of one calibration.
@@ -33,7 +35,8 @@ _DTYPES = ('float64', 'float32')
 
 
 @functools.lru_cache(maxsize=64)
-def coefficients(mechanism: Any, steps: Any = None) -> Any:
+def coefficients(
+    mechanism: mechanisms.Mechanism, steps: Optional[int] = None) -> Optional[Tuple[float, ...]]:
   """Returns the coefficients of a Toeplitz C >= 0, in the larger precision; None for any other C.
 
   Args:
@@ -172,8 +175,10 @@ def epsilon(event: MonteCarloDpEvent, target_delta: float, most: float) -> float
   return most
 
 
-def calibrate(event_of: Any, epsilon_of: Any, target_epsilon: float, target_delta: float,
-              whole: float) -> float:
+def calibrate(
+    event_of: Callable[[float], MonteCarloDpEvent],
+    epsilon_of: Callable[[MonteCarloDpEvent], float], target_epsilon: float, target_delta: float,
+    whole: float) -> float:
   """Returns the smallest noise multiplier for a target that the draws can prove.
 
   Args:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import Any, ClassVar, Dict, Iterator, List, Optional, Tuple
+from typing import ClassVar, Dict, Iterator, List, Optional, Tuple
 
 import dp_accounting
 import numpy as np
@@ -43,9 +43,9 @@ class _Groups(scheme.Sampling):
     return self.cycle, -(-steps // self.cycle)
 
   def _groups(self, plan: terms_lib.Terms, size: int, start_step: int,
-              coins: Any) -> List[np.ndarray]:
+              seed: scheme.Seed) -> List[np.ndarray]:
     if self._secret(plan):  # Each record has its own die.
-      key = coins.key(start_step)
+      key = seed.key(start_step)
       of_record = np.random.default_rng([key, 1]).integers(self.cycle, size=size)
     else:
       of_record = scheme.public_order(0, size) % self.cycle
@@ -97,9 +97,9 @@ class CyclicPoisson(_Groups):
     return plan.batch_size * self.cycle / scheme.population(plan)
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
-    groups = self._groups(plan, size, start_step, coins)
-    rngs = scheme.step_generators(coins, start_step, plan.steps)
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    groups = self._groups(plan, size, start_step, seed)
+    rngs = scheme.step_generators(seed, start_step, plan.steps)
     for step, rng in enumerate(rngs, start_step):
       group = groups[step % self.cycle]
       yield group[scheme.bernoulli(rng, len(group), self.probability(plan))]
@@ -173,6 +173,7 @@ class BallsInBins(_Groups, _Drawn):
       return allocation.AllocationDpEvent(noise_multiplier, (
           (more, math.sqrt(passes + 1)), (self.cycle - more, math.sqrt(passes))))
     coefficients = monte_carlo.coefficients(plan.mechanism, steps)
+    assert coefficients is not None
     bound = min(
         allocation.correlated(coefficients, steps, self.cycle, noise_multiplier),
         key=lambda event: cost.rough_epsilon(event, plan.target_delta))
@@ -186,8 +187,8 @@ class BallsInBins(_Groups, _Drawn):
     scheme.whole_bins(plan, self.cycle)
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
-    groups = self._groups(plan, size, start_step, coins)
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    groups = self._groups(plan, size, start_step, seed)
     for step in range(start_step, plan.steps):
       yield groups[step % self.cycle]
 
@@ -248,16 +249,18 @@ class MinSeparation(_Drawn):
             noise_multiplier: float) -> monte_carlo.MonteCarloDpEvent:
     # With nothing secret, all is one Gaussian.
     known = dp_accounting.GaussianDpEvent(noise_multiplier / cost.total_sensitivity(plan, steps))
+    coefficients = monte_carlo.coefficients(plan.mechanism, steps)
+    assert coefficients is not None
     return monte_carlo.MinSeparationDpEvent(
-        monte_carlo.coefficients(plan.mechanism, steps)[:self.min_sep], steps, noise_multiplier,
-        self.draws, known, self.min_sep, self.free_probability(plan))
+        coefficients[:self.min_sep], steps, noise_multiplier, self.draws, known, self.min_sep,
+        self.free_probability(plan))
 
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
     return self.min_sep, -(-steps // self.min_sep)
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
-    key = coins.key(start_step)
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    key = seed.key(start_step)
     probability = self.free_probability(plan)
     due: Dict[int, List[np.ndarray]] = collections.defaultdict(list)
     rng = np.random.default_rng([key, 1])
@@ -317,8 +320,8 @@ class FixedOrder(scheme.Sampling):
     return epoch, -(-steps // epoch)
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
-    del coins
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    del seed
     order = np.arange(size) if self.shuffle_seed is None else scheme.public_order(
         self.shuffle_seed, size)
     epoch = self.batches_per_epoch(plan)

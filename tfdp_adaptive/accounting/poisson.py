@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Iterator, Optional, Tuple
+from typing import ClassVar, Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -56,8 +56,8 @@ class Poisson(scheme.Sampling):
     return 1, steps
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
-    for rng in scheme.step_generators(coins, start_step, plan.steps):
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    for rng in scheme.step_generators(seed, start_step, plan.steps):
       yield scheme.bernoulli(rng, size, self.probability(plan))
 
   def describe(self, plan: terms_lib.Terms) -> str:
@@ -89,8 +89,8 @@ class TruncatedPoisson(Poisson):
           f'max_batch_size={self.max_batch_size}, batch_size={plan.batch_size}.')
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
-    for rng in scheme.step_generators(coins, start_step, plan.steps):
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    for rng in scheme.step_generators(seed, start_step, plan.steps):
       batch = scheme.bernoulli(rng, size, self.probability(plan))
       yield rng.permutation(batch)[:self.max_batch_size]
 

@@ -16,7 +16,7 @@ where e is the Renyi divergence of one run and its score. dp_accounting accounts
 import dataclasses
 import math
 import secrets
-from typing import Any, Optional
+from typing import Optional
 
 import dp_accounting
 from dp_accounting import dp_event as dp_event_lib
@@ -118,7 +118,7 @@ def expected(gamma: float, shape: float) -> float:
   return shape * -math.expm1(log_gamma) / (gamma * -math.expm1(shape * log_gamma))
 
 
-def selects(event: Any) -> bool:
+def selects(event: dp_accounting.DpEvent) -> bool:
   """Returns whether an event contains a selection, which only Renyi divergences account for."""
   kind = getattr(dp_event_lib, 'RepeatAndSelectDpEvent', ())
   return any(isinstance(one, kind) for one in events.walk(event))

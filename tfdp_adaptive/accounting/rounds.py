@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Iterator, Tuple
+from typing import ClassVar, Iterator, Tuple
 
 import dp_accounting
 import numpy as np
@@ -84,10 +84,10 @@ class RandomAllocation(scheme.Sampling):
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
-    # A round that goes on needs the coins that it began with; another has its own.
-    begins = start_step % self.cycle == 0 and not coins.in_file
-    key = coins.key(0 if begins else start_step)
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    # A round that goes on needs the key that it began with; another has its own.
+    begins = start_step % self.cycle == 0 and not seed.in_file
+    key = seed.key(0 if begins else start_step)
     places, group = self.cycle // self.groups, self.group_of(size)
     for step in range(start_step, plan.steps):
       place = step % self.cycle

@@ -5,13 +5,25 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Iterator, Optional, Tuple
+from typing import Any, ClassVar, Iterator, Optional, Protocol, Tuple
 
 import dp_accounting
 import numpy as np
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
+
+
+class Seed(Protocol):
+  """What schemes need of `batches.sampling_seed.SamplingSeed`."""
+
+  in_file: bool
+
+  def key(self, start_step: int) -> int:
+    ...
+
+  def of_pass(self, start_step: int) -> int:
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +82,10 @@ class Sampling(abc.ABC):
 
   @abc.abstractmethod
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
-                    coins: Any) -> Iterator[np.ndarray]:
+                    seed: Seed) -> Iterator[np.ndarray]:
     """The record indices, in [0, size), of steps `start_step`, ..., `plan.steps - 1`.
 
-    Random numbers come from `coins`, the `Coins` of the run.
+    Random numbers come from `seed`, the secret `SamplingSeed` of the run.
     """
 
   def event(self, plan: terms_lib.Terms, steps: int,
@@ -135,9 +147,9 @@ def public_order(seed: Optional[int], size: int) -> np.ndarray:
   return np.random.RandomState(seed).permutation(size)
 
 
-def step_generators(coins: Any, start_step: int, steps: int) -> Iterator[np.random.Generator]:
-  """Returns one NumPy generator per step, derived from the coins of this pass."""
-  key = coins.of_pass(start_step)
+def step_generators(seed: Seed, start_step: int, steps: int) -> Iterator[np.random.Generator]:
+  """Returns one NumPy generator per step, derived from the seed of this pass."""
+  key = seed.of_pass(start_step)
   return (np.random.default_rng([key, step]) for step in range(start_step, steps))
 
 

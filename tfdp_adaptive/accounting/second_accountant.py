@@ -23,6 +23,7 @@ from scipy import signal
 from scipy import special
 from scipy import stats
 
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 
 SMALLEST_DELTA = 1e-11  # Convolutions in float64 resolve nothing smaller.
@@ -285,7 +286,7 @@ def _sampled(plan: terms_lib.Terms, steps: int) -> Optional[Tuple[float, int]]:
   return None
 
 
-def pattern_sensitivity(mechanism: Any, steps: int, apart: int) -> Optional[float]:
+def pattern_sensitivity(mechanism: mechanisms.Mechanism, steps: int, apart: int) -> Optional[float]:
   """The largest ||C x|| of participations exactly `apart` steps apart, of equal or changing sign.
 
   Returns:
@@ -310,7 +311,7 @@ def pattern_sensitivity(mechanism: Any, steps: int, apart: int) -> Optional[floa
   return largest
 
 
-def _column(mechanism: Any, steps: int) -> np.ndarray:
+def _column(mechanism: mechanisms.Mechanism, steps: int) -> np.ndarray:
   """Returns the column of C with the largest norm. C is banded here."""
   if mechanism.bands == 1:
     return np.ones(1)
@@ -335,7 +336,7 @@ def _relation_of(plan: terms_lib.Terms) -> Any:
   return _RELATION.ADD_OR_REMOVE_ONE
 
 
-def _multipliers(event: Any) -> List[float]:
+def _multipliers(event: dp_accounting.DpEvent) -> List[float]:
   inside = getattr(event, 'events', None) or [getattr(event, 'event', None)]
   own = [event.noise_multiplier] if hasattr(event, 'noise_multiplier') else []
   return own + [sigma for part in inside if part is not None for sigma in _multipliers(part)]

@@ -15,9 +15,10 @@ The smaller of two claims must not be taken afterwards: their deltas would add u
 """
 
 import dataclasses
-from typing import Any, Tuple
+from typing import Tuple
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 
 
@@ -55,7 +56,7 @@ class Looks:
     object.__setattr__(self, 'total', total)
 
   @classmethod
-  def every(cls, interval: int, plan: Any, total_from: float = 0.5) -> 'Looks':
+  def every(cls, interval: int, plan: terms_lib.Terms, total_from: float = 0.5) -> 'Looks':
     """Looks after every `interval` steps of a plan, and after the last.
 
     Args:
@@ -67,7 +68,7 @@ class Looks:
     steps = sorted({*range(interval, plan.steps, interval), plan.steps})
     return cls(tuple(steps), tuple(t for t in steps if t >= total_from * plan.steps))
 
-  def epsilon(self, plan: Any, stopped: int, accountant: str = 'pld') -> float:
+  def epsilon(self, plan: terms_lib.Terms, stopped: int, accountant: str = 'pld') -> float:
     """Epsilon at the plan's `target_delta`, of a run that stopped after a look.
 
     It holds whatever decided to stop there: anything that was released up to then.
@@ -89,7 +90,7 @@ class Looks:
                        f'{self.steps[-1]} steps. Received: {done} steps done.')
     return later[0]
 
-  def claim(self, plan: Any, stopped: int) -> Tuple[float, int]:
+  def claim(self, plan: terms_lib.Terms, stopped: int) -> Tuple[float, int]:
     """`(share of delta, steps)`: what may be claimed of a run that stopped after a look."""
     if stopped not in self.steps:
       raise ValueError('A run may stop after the looks that were fixed beforehand, at steps '
@@ -101,7 +102,7 @@ class Looks:
       return len(self.total) / len(self.steps), plan.steps
     return 1 / len(self.steps), stopped
 
-  def describe(self, plan: Any, stopped: int) -> str:
+  def describe(self, plan: terms_lib.Terms, stopped: int) -> str:
     """Returns the sentences about such a run, without its epsilon."""
     _, counted = self.claim(plan, stopped)
     said = 'the cost of all planned steps' if counted > stopped or stopped in self.total else (

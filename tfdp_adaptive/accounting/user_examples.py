@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Tuple
+from typing import ClassVar, Tuple
 
 import dp_accounting
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 from scipy import stats
 
@@ -137,7 +138,7 @@ class PoissonExamples(poisson.Poisson):
             'which example is taken as public.')
 
 
-def kept(ids: Any, most: int, rng: np.random.Generator) -> np.ndarray:
+def kept(ids: npt.ArrayLike, most: int, rng: np.random.Generator) -> np.ndarray:
   """Selects examples so that no user owns more than `most` of them.
 
   Args:

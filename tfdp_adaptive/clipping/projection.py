@@ -16,7 +16,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive import weights
-from tfdp_adaptive.rules import groups as rules_groups
+from tfdp_adaptive.rules import wrapping
 
 
 def norm_and_peak(tree: trees.Tree) -> Tuple[tf.Tensor, tf.Tensor]:
@@ -248,4 +248,4 @@ def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...
   if len(groups) != count:
     raise ValueError('`groups` must name a group for every variable. '
                      f'Received: groups={groups} for {count} variables.')
-  return rules_groups.members_of(groups)
+  return wrapping.cut(list(range(count)), groups, 1 + max(groups))

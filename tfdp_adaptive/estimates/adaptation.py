@@ -10,6 +10,7 @@ from typing import Any, Optional, Tuple
 import warnings
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
@@ -25,7 +26,8 @@ _LEAST_VARIANCE = 1e-3  # Variances below this fraction of the squared bound are
 
 
 def adapt(
-    layer: Any, data: Any, *, noise_multiplier: Optional[float] = None, bound: Any = None,
+    layer: Any, data: Any, *, noise_multiplier: Optional[float] = None,
+    bound: Optional[npt.ArrayLike] = None,
     size: Optional[int] = None, words_per_record: int = 100, target_delta: float = 1e-6,
     delta: float = 1e-9, adjacency: str = 'zero_out', unit: str = 'example',
     public: Optional[str] = None, seed: Optional[int] = None) -> ledger.Ledger:
@@ -107,7 +109,7 @@ def adapt(
   return ledger.Ledger((entry,))
 
 
-def _numbers(data: Any) -> np.ndarray:
+def _numbers(data: npt.ArrayLike) -> np.ndarray:
   records = np.asarray(data, np.float64)
   if records.ndim != 2 or 0 in records.shape:
     raise ValueError('`data` must be [n, d] numbers for a Normalization. Received: '
@@ -116,7 +118,7 @@ def _numbers(data: Any) -> np.ndarray:
 
 
 def _moments(
-    records: np.ndarray, bound: Any, noise_multiplier: float,
+    records: np.ndarray, bound: Optional[npt.ArrayLike], noise_multiplier: float,
     rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray]:
   """Returns noisy means and variances [d]."""
   count, features = records.shape
@@ -142,7 +144,8 @@ def _moments(
   return mean * bound, np.maximum(variance, _LEAST_VARIANCE) * np.square(bound)
 
 
-def _set_moments(layer: Any, records: Any, mean: np.ndarray, variance: np.ndarray) -> None:
+def _set_moments(
+    layer: Any, records: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> None:
   if not layer.built:
     layer.build((None, records.shape[1]))
   if tuple(np.shape(layer.adapt_mean)) != mean.shape:

@@ -16,9 +16,10 @@ less. Where features and targets are not negative, t and s are not, and it is at
 
 import dataclasses
 import math
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple, Union
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -92,9 +93,10 @@ class PublicInputs:
 
 
 def second_moments(
-    features: Any, targets: Any = None, *, noise_multiplier: Optional[float] = None,
-    target_epsilon: Optional[float] = None, target_delta: float = 1e-6, bound: float = 1.0,
-    constant: float = 0.0, target_bound: float = 1.0, classes: Optional[int] = None,
+    features: Any, targets: Optional[npt.ArrayLike] = None, *,
+    noise_multiplier: Optional[float] = None, target_epsilon: Optional[float] = None,
+    target_delta: float = 1e-6, bound: float = 1.0, constant: float = 0.0,
+    target_bound: float = 1.0, classes: Optional[int] = None,
     share: float = 0.65, nonnegative: bool = False, adjacency: str = 'zero_out',
     unit: str = 'example', population_size: Optional[int] = None,
     seed: Optional[int] = None) -> SecondMoments:
@@ -182,7 +184,8 @@ def _sensitivity(adjacency: str, a: float, b: float, nonnegative: bool) -> float
   return math.sqrt(2 * a**2 * (1 - t**2) + 2 * b**2 * (1 + t))
 
 
-def _targets(targets: Any, classes: Optional[int], count: int) -> Tuple[np.ndarray, bool]:
+def _targets(
+    targets: npt.ArrayLike, classes: Optional[int], count: int) -> Tuple[np.ndarray, bool]:
   """Returns the targets [n, k], and whether they are one-hot."""
   values = np.asarray(targets)
   if len(values) != count:
@@ -206,8 +209,8 @@ def _targets(targets: Any, classes: Optional[int], count: int) -> Tuple[np.ndarr
 
 
 def _records(
-    source: sources.Source, targets: Any, bound: float, constant: float, target_bound: float,
-    nonnegative: bool) -> Iterator[Tuple[np.ndarray, Any]]:
+    source: sources.Source, targets: Optional[np.ndarray], bound: float, constant: float,
+    target_bound: float, nonnegative: bool) -> Iterator[Tuple[np.ndarray, Any]]:
   """Yields clipped features [m, views, d] and targets [m, k], some records at a time."""
   spec = tf.nest.flatten(source.specs)[0]
   if spec.shape.rank not in (1, 2) or not (spec.dtype.is_floating or spec.dtype.is_integer):
@@ -249,7 +252,7 @@ def _sums(records: Iterator[Tuple[np.ndarray, Any]], count: int) -> Tuple[Any, A
 
 
 def _noised(
-    square: np.ndarray, cross: Any, std: float, cross_std: float,
+    square: np.ndarray, cross: Union[float, np.ndarray], std: float, cross_std: float,
     rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray]:
   """Adds noise of `std` to the diagonal of a symmetric matrix, and 1/sqrt(2) of it elsewhere."""
   above = np.triu(rng.standard_normal(np.shape(square)), 1) / math.sqrt(2)

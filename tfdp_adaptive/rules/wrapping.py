@@ -32,7 +32,7 @@ def require(rule: contract.Rule, *needs: str) -> None:
       raise ValueError(f'`rule` must {text}. Received: rule={rule.name}.')
 
 
-def cut(tree: trees.Tree, numbers: Sequence[int], count: int) -> Tuple[Tuple[tf.Tensor, ...], ...]:
+def cut(tree: trees.Tree, numbers: Sequence[int], count: int) -> Tuple[Tuple[Any, ...], ...]:
   """Returns the leaves of each of `count` parts; `numbers` are those of the parts of all leaves."""
   leaves = tf.nest.flatten(tree)
   return tuple(tuple(leaf for leaf, number in zip(leaves, numbers) if number == k)
