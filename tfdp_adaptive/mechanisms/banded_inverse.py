@@ -199,13 +199,6 @@ def _squared_sensitivity(
   largest = np.maximum.accumulate(size)
   source = np.maximum.accumulate(np.where(size >= largest, np.arange(len(c)), 0))[::-1]
   source = len(c) - 1 - source
-  # Once all of c is in the sum, it repeats with every participation: one period stands for all.
-  blocks = -(-len(c) // min_sep)
-  repeated = max(0, k - blocks - 1)
-  k, steps = k - repeated, steps - repeated * min_sep
   column = sensitivity_lib.equal_spacing_column(largest[::-1], steps, min_sep, k)
-  weights = np.ones(len(column))
-  weights[(blocks - 1) * min_sep:blocks * min_sep] += repeated
-  pulled = sensitivity_lib.equal_spacing_column(
-      (2 * weights * column)[::-1], len(column), min_sep, k)[::-1]
-  return weights @ column**2, np.bincount(source, pulled[:len(c)], len(c)) * np.sign(c)
+  pulled = sensitivity_lib.equal_spacing_column(2 * column[::-1], len(column), min_sep, k)[::-1]
+  return column @ column, np.bincount(source, pulled[:len(c)], len(c)) * np.sign(c)

@@ -53,22 +53,12 @@ def disjoint(squared_norms: np.ndarray, min_sep: int, k: int) -> float:
   return float(np.sqrt(best_pattern(np.asarray(squared_norms), min_sep, k)))
 
 
-def equal_spacing(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
-  """Exact for a Toeplitz C with coefficients c_0 >= c_1 >= ... >= 0 (Theorem 2, arXiv:2405.13763).
-
-  Raises:
-    ValueError: The coefficients increase or are negative somewhere: then the
-      worst pattern need not be the equally spaced one, and the value too small.
-  """
-  if np.any(c < 0) or np.any(np.diff(c) > 0):
-    raise ValueError('`c` must be non-negative and non-increasing for the equal-spacing formula. '
-                     f'Received: c with minimum {np.min(c)} and largest increase '
-                     f'{np.max(np.diff(c))}. Use `toeplitz`, which takes a monotone majorant.')
-  return float(np.linalg.norm(equal_spacing_column(c, steps, min_sep, k)))
-
-
 def equal_spacing_column(c: np.ndarray, steps: int, min_sep: int, k: int) -> np.ndarray:
-  """Sum of the columns 0, b, ..., (k-1) b of the Toeplitz C: `v_j = sum_{m<k} c_{j-mb}`."""
+  """Returns the sum of the columns 0, b, ..., (k-1) b of a Toeplitz C, `v_j = sum_{m<k} c_{j-mb}`.
+
+  Its norm is the sensitivity if c_0 >= c_1 >= ... >= 0 (Theorem 2, arXiv:2405.13763). If
+  coefficients increase or are negative, the worst pattern need not be the equally spaced one.
+  """
   k = most_participations(steps, min_sep, k)
   length = min(steps, (k - 1) * min_sep + len(c))
   blocks = -(-length // min_sep)
@@ -99,7 +89,7 @@ def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
     tails = np.cumsum(c**2)
     lengths = np.minimum(steps - min_sep * np.arange(k), len(c))
     return float(np.sqrt(tails[lengths - 1].sum()))
-  bound = equal_spacing(majorant(c), steps, min_sep, k)
+  bound = float(np.linalg.norm(equal_spacing_column(majorant(c), steps, min_sep, k)))
   if steps <= GRAM_LIMIT and not np.array_equal(c, majorant(c)):
     bound = min(bound, overlapping(matrices.toeplitz_matrix(c, steps), min_sep, k))
   return bound
