@@ -8,12 +8,12 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import meaning
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.accounting import scheme as scheme_lib
 from tfdp_adaptive.mechanisms import workload as workload_lib
-from tfdp_adaptive.privacy import plan as plan_lib
 
 _BUFFERS = 5
 _WORTH = 0.99  # More memory is worth it only for at most this much of the error.
@@ -26,14 +26,14 @@ def default_delta(population_size: int) -> float:
   return float(f'1e-{len(str(population_size))}')
 
 
-def _check(plan: plan_lib.PrivacyPlan, memory: int, objective: str) -> None:
-  if not isinstance(plan, plan_lib.PrivacyPlan):
+def _check(plan: privacy.PrivacyPlan, memory: int, objective: str) -> None:
+  if not isinstance(plan, privacy.PrivacyPlan):
     raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan`. Received: plan={plan!r}.')
   checks.whole(0, memory=memory)
   checks.one_of(_ERRORS, objective=objective)
 
 
-def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_lib.Like = None,
+def choose(plan: privacy.PrivacyPlan, *, memory: int = 32, workload: workload_lib.Like = None,
            objective: str = 'mean') -> mechanisms.Mechanism:
   """The mechanism with the least error that the plan's sampling can account for.
 
@@ -106,9 +106,9 @@ def choose(plan: plan_lib.PrivacyPlan, *, memory: int = 32, workload: workload_l
       + numbers.format(error(streaming), error(tight), f'{bands} bands'))
 
 
-def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
+def choose_plan(plan: privacy.PrivacyPlan, *, memory: int = 32,
                 workload: workload_lib.Like = None, objective: str = 'mean', draws: int = 0
-                ) -> plan_lib.PrivacyPlan:
+                ) -> privacy.PrivacyPlan:
   """The plan of the same epsilon whose releases have the least error: its cycle and bands.
 
   It tries a fixed order and secret bins, with the noise that `choose` selects. It also tries
@@ -166,9 +166,9 @@ def choose_plan(plan: plan_lib.PrivacyPlan, *, memory: int = 32,
 class _Search:
   """Plans of one epsilon, and their errors."""
 
-  def __init__(self, plan: plan_lib.PrivacyPlan, target: float, choice: Dict[str, Any]) -> None:
+  def __init__(self, plan: privacy.PrivacyPlan, target: float, choice: Dict[str, Any]) -> None:
     self._plan, self._target, self._choice = plan, target, choice
-    self.measured: List[Tuple[float, plan_lib.PrivacyPlan]] = []
+    self.measured: List[Tuple[float, privacy.PrivacyPlan]] = []
     self.seen: Set[Any] = set()
 
   @property
@@ -239,7 +239,7 @@ class _Search:
                           dataclasses.replace(trial, noise_multiplier=sigma)))
     return True
 
-  def _trial(self, scheme: Any, like: Any) -> Tuple[plan_lib.PrivacyPlan, float]:
+  def _trial(self, scheme: Any, like: Any) -> Tuple[privacy.PrivacyPlan, float]:
     """A plan, and its error at a noise multiplier of one."""
     trial = dataclasses.replace(
         self._plan, sampling=scheme, mechanism=mechanisms.IndependentGaussian(), min_sep=None,

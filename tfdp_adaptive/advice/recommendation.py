@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.advice import choice
 from tfdp_adaptive.advice import inputs as inputs_lib
@@ -26,7 +27,6 @@ from tfdp_adaptive.advice import user_level
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import named_optimizers
 from tfdp_adaptive.keras import private
-from tfdp_adaptive.privacy import plan as plan_lib
 
 FEWEST = 20  # Public examples.
 _BANDS = (2, 4, 8, 16, 32)
@@ -67,7 +67,7 @@ class Recommendation:
     metric: Name of the metric; '' without one.
   """
 
-  plan: Optional[plan_lib.PrivacyPlan]
+  plan: Optional[privacy.PrivacyPlan]
   method: Optional[str]
   settings: Dict[str, Any]
   rows: Tuple[Row, ...]
@@ -306,7 +306,7 @@ def recommend(
     public, loss = _checked(model, public), _loss(model, loss)
   plans = _plans(shared, sampling, mechanism)
   if free and public is not None:  # Others at the same number of examples; what trial says decides.
-    plans += [plan_lib.PrivacyPlan.calibrate(**{
+    plans += [privacy.PrivacyPlan.calibrate(**{
         **shared, 'steps': count, 'batch_size': min(population_size, batch_size * steps // count)})
               for count in (steps // 3, 3 * steps)]
   compared = '' if examples_per_user is None else user_level.compare(
@@ -395,9 +395,9 @@ def _array(part: Any) -> np.ndarray:
 
 
 def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
-           mechanism: Optional[mechanisms.Mechanism]) -> List[plan_lib.PrivacyPlan]:
+           mechanism: Optional[mechanisms.Mechanism]) -> List[privacy.PrivacyPlan]:
   """Returns the plans to try: independent noise, and the bands of least error if that is less."""
-  calibrate = plan_lib.PrivacyPlan.calibrate
+  calibrate = privacy.PrivacyPlan.calibrate
   if sampling is not None or mechanism is not None:
     given: Dict[str, Any] = {} if sampling is None else dict(sampling=sampling)
     if mechanism is None:
@@ -414,7 +414,7 @@ def _plans(shared: Dict[str, Any], sampling: Optional[sampling_lib.Sampling],
   return plans[:1] + plans[best:best + 1] * (best > 0)
 
 
-def _blind(model: Any, plan: plan_lib.PrivacyPlan, clip: float) -> Recommendation:
+def _blind(model: Any, plan: privacy.PrivacyPlan, clip: float) -> Recommendation:
   """Returns DP-Adam, whose steps have a size of their own, whatever the gradients are."""
   return Recommendation(
       dataclasses.replace(plan, l2_norm_clip=clip), 'DPAdam',
@@ -426,7 +426,7 @@ def _blind(model: Any, plan: plan_lib.PrivacyPlan, clip: float) -> Recommendatio
 
 
 def _searched(model: Any, x: Any, y: Any, loss: Any, metrics: Sequence[Any],
-              plans: Sequence[plan_lib.PrivacyPlan], began: float, seconds: float, seed: int,
+              plans: Sequence[privacy.PrivacyPlan], began: float, seconds: float, seed: int,
               verbose: int) -> Recommendation:
   """Searches, and puts the model back as it was."""
   specs = tf.nest.map_structure(lambda part: tf.TensorSpec(

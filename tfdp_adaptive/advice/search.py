@@ -19,13 +19,13 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
 from tfdp_adaptive import rules
 from tfdp_adaptive import terms
 from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.advice import outputs as outputs_lib
 from tfdp_adaptive.advice import trial as trial_lib
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.privacy import plan as plan_lib
 
 FOLDS = 4
 NOTCH = 10**.5  # Between learning rates.
@@ -160,7 +160,7 @@ class Search:
   """
 
   def __init__(
-      self, trial: trial_lib.Trial, x: Any, y: Any, plans: Sequence[plan_lib.PrivacyPlan],
+      self, trial: trial_lib.Trial, x: Any, y: Any, plans: Sequence[privacy.PrivacyPlan],
       loss: Any, metrics: Sequence[Any], began: float, seconds: float, seed: int,
       progress: Callable[[str, float], None]) -> None:
     self.trial, self.plans, self._seed, self._progress = trial, list(plans), seed, progress
@@ -500,7 +500,7 @@ class Search:
     return self._cache[key]
 
 
-def floor(plan: plan_lib.PrivacyPlan) -> float:
+def floor(plan: privacy.PrivacyPlan) -> float:
   """Returns the noise per coordinate of a mean over the clip norm, before it is correlated."""
   return plan.noise_multiplier * terms.record_distance(plan.adjacency) / plan.batch_size
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Optional
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import gate
+from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.privacy import plan as plan_lib
 
 
 class Comparison(NamedTuple):
@@ -33,8 +33,8 @@ class Comparison(NamedTuple):
     reason: In a sentence.
   """
 
-  users: plan_lib.PrivacyPlan
-  examples: plan_lib.PrivacyPlan
+  users: privacy.PrivacyPlan
+  examples: privacy.PrivacyPlan
   even: float
   reason: str
 
@@ -63,11 +63,11 @@ def compare(*, population_size: int, batch_size: float, examples_per_user: int, 
                      f'Received: likeness={likeness!r}.')
   m = examples_per_user
   fields = {**dict(l2_norm_clip=1.0), **target, **dict(unit='user', steps=steps)}
-  users = plan_lib.PrivacyPlan.calibrate(
+  users = privacy.PrivacyPlan.calibrate(
       population_size=population_size, batch_size=batch_size, **fields)
   with gate.experimental('PoissonExamples'):  # To compare them, one needs no gate.
     scheme = sampling.PoissonExamples(examples_per_user=m)
-  examples = plan_lib.PrivacyPlan.calibrate(
+  examples = privacy.PrivacyPlan.calibrate(
       population_size=population_size * m, batch_size=batch_size * m, sampling=scheme, **fields)
   # Equal where sigma_u sqrt(r + (1 - r) / m) = sigma_e / m.
   ratio = examples.noise_multiplier / (m * users.noise_multiplier)

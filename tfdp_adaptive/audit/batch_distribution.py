@@ -16,7 +16,7 @@ import numpy as np
 from scipy import stats
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import plan as plan_lib
+  from tfdp_adaptive import privacy
 
 
 class BatchTest(NamedTuple):
@@ -34,7 +34,7 @@ class BatchTest(NamedTuple):
 
 
 def check(
-    plan: plan_lib.PrivacyPlan, batches: Optional[Sequence[np.ndarray]] = None,
+    plan: privacy.PrivacyPlan, batches: Optional[Sequence[np.ndarray]] = None,
     population: Optional[int] = None) -> BatchTest:
   """Tests the batches of a plan.
 
@@ -59,7 +59,7 @@ def check(
   return BatchTest(p_value, what, len(batches))
 
 
-def _fed(plan: plan_lib.PrivacyPlan, population: int) -> List[np.ndarray]:
+def _fed(plan: privacy.PrivacyPlan, population: int) -> List[np.ndarray]:
   """Returns the record indices that a model is fed, without padding."""
   users: Dict[str, Any] = {} if plan.unit == 'example' else dict(users=np.arange(population))
   if plan.whole_users:
@@ -69,7 +69,7 @@ def _fed(plan: plan_lib.PrivacyPlan, population: int) -> List[np.ndarray]:
 
 
 def _structure(
-    plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int) -> Optional[str]:
+    plan: privacy.PrivacyPlan, batches: Sequence[np.ndarray], population: int) -> Optional[str]:
   """Returns a sentence about the refuted claim, or None."""
   least, most = plan.participation(min(plan.steps, len(batches)))
   last, times = np.full(population, -plan.steps - 1), np.zeros(population, int)
@@ -97,7 +97,7 @@ def _structure(
 
 
 def _coins(
-    plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray],
+    plan: privacy.PrivacyPlan, batches: Sequence[np.ndarray],
     population: int) -> Iterator[Tuple[str, float]]:
   """Yields (what, p-value) of tests of independent sampling at each step."""
   cycle = plan.sampling.cycle
@@ -127,7 +127,7 @@ def _coins(
     yield f'records shared by steps {lag} apart', _overlap(plan, batches, lag, population)
 
 
-def _group_size(plan: plan_lib.PrivacyPlan, step: int, population: int) -> Optional[int]:
+def _group_size(plan: privacy.PrivacyPlan, step: int, population: int) -> Optional[int]:
   """Returns the number of records of step `step`, or None if it is random."""
   cycle = plan.sampling.cycle
   if cycle > 1 and plan.adjacency == 'add_remove':
@@ -144,7 +144,7 @@ def _size_pmf(size: int, probability: float, cut: Optional[int]) -> np.ndarray:
 
 
 def _overlap(
-    plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], lag: int, population: int) -> float:
+    plan: privacy.PrivacyPlan, batches: Sequence[np.ndarray], lag: int, population: int) -> float:
   """Tests the overlap of two steps, which is hypergeometric given their sizes.
 
   Steps are paired so that none is in two pairs; the sum over pairs is compared with
@@ -172,7 +172,7 @@ def _two_sided(trials: int, chance: float, value: int) -> float:
   return float(min(1.0, 2 * min(binomial.cdf(value), binomial.sf(value - 1))))
 
 
-def _waiting(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int
+def _waiting(plan: privacy.PrivacyPlan, batches: Sequence[np.ndarray], population: int
           ) -> Iterator[Tuple[str, float]]:
   """Yields (what, p-value) of tests of waiting times: free, then so many steps apart.
 
@@ -204,7 +204,7 @@ def _waiting(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], populati
   yield 'how many come again at once', _fisher(soonest)
 
 
-def _rounds(plan: plan_lib.PrivacyPlan, batches: Sequence[np.ndarray], population: int
+def _rounds(plan: privacy.PrivacyPlan, batches: Sequence[np.ndarray], population: int
            ) -> Iterator[Tuple[str, float]]:
   """Yields (what, p-value) of tests of one place for each record in every round of steps."""
   sampling: Any = plan.sampling  # A scheme with this pattern.

@@ -25,7 +25,7 @@ from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.batches import sources
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import plan as plan_lib
+  from tfdp_adaptive import privacy
 
 
 _Indices = Union[Sequence[int], np.ndarray]
@@ -153,7 +153,7 @@ def loss_scores(
 
 
 def run(
-    build_model: Callable[[], compat.Model], data: Any, plan: plan_lib.PrivacyPlan, *,
+    build_model: Callable[[], compat.Model], data: Any, plan: privacy.PrivacyPlan, *,
     indices: Optional[_Indices] = None, labels: Any = None,
     score: Optional[Callable[..., np.ndarray]] = None, confidence: float = 0.95,
     seed: Optional[int] = None, **fit: Any) -> Report:

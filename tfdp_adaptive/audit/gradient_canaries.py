@@ -18,8 +18,8 @@ from scipy import special
 from scipy import stats
 
 if TYPE_CHECKING:
+  from tfdp_adaptive import privacy
   from tfdp_adaptive.audit import interface
-  from tfdp_adaptive.privacy import plan as plan_lib
 
 _HUGE = 1e12
 # The steps of a release, what was released in each, and the size of a canary in it.
@@ -27,7 +27,7 @@ _Observed = Tuple[List[int], List[np.ndarray], List[float]]
 
 
 def run(
-    subject: interface.Subject, plan: plan_lib.PrivacyPlan, count: int, seed: Optional[int] = None,
+    subject: interface.Subject, plan: privacy.PrivacyPlan, count: int, seed: Optional[int] = None,
     batches: Optional[Iterable[np.ndarray]] = None) -> Tuple[np.ndarray, np.ndarray]:
   """Trains with canaries; returns their scores, [count], and coins, [count] bool.
 

@@ -16,8 +16,8 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, T
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
-from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 from tfdp_adaptive.privacy import plan_checks
@@ -25,7 +25,7 @@ from tfdp_adaptive.privacy import plan_checks
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
   from tfdp_adaptive import mechanisms
-  from tfdp_adaptive.privacy import plan as plan_lib
+  from tfdp_adaptive import privacy
 
 
 State = Tuple[trees.Tree, int]  # SECRET tensors, and the number of steps done.
@@ -78,12 +78,12 @@ class Claims(NamedTuple):
 
 def claims_of(
     name: str, claimed: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
-    steps: Optional[int], plan: Optional[plan_lib.PrivacyPlan] = None) -> Claims:
+    steps: Optional[int], plan: Optional[privacy.PrivacyPlan] = None) -> Claims:
   """Returns the claim of an object with a noise multiplier, batch size and adjacency."""
   return Claims(
       name=name, noise_multiplier=float(claimed.noise_multiplier),
       batch_size=float(claimed.batch_size), adjacency=claimed.adjacency,
-      mechanism=mechanism or independent.IndependentGaussian(),
+      mechanism=mechanism or mechanisms.IndependentGaussian(),
       private=plan_checks.serves(None, rule), steps=steps, plan=plan)
 
 

@@ -27,6 +27,7 @@ from typing import Any, Iterable, List, Optional, Sequence, Tuple, TYPE_CHECKING
 import numpy as np
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.audit import batch_distribution
@@ -35,7 +36,6 @@ from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import noise_rows
 from tfdp_adaptive.audit import writes as writes_lib
-from tfdp_adaptive.privacy import plan as plan_lib
 
 if TYPE_CHECKING:
   from tfdp_adaptive.audit import interface
@@ -115,7 +115,7 @@ class WhiteBoxReport:
 
 
 def white_box(
-    subject: Any, *, data: Any = None, plan: Optional[plan_lib.PrivacyPlan] = None,
+    subject: Any, *, data: Any = None, plan: Optional[privacy.PrivacyPlan] = None,
     epsilon: Optional[float] = None, delta: Optional[float] = None,
     confidence: float = CONFIDENCE, canaries: int = 512,
     batches: Optional[Iterable[Sequence[int]]] = None,
@@ -168,7 +168,7 @@ def white_box(
 
 @np.errstate(all='ignore')  # Numbers that are not finite are violations, not warnings.
 def _inspect(
-    subject: interface.Subject, plan: Optional[plan_lib.PrivacyPlan], epsilon: Optional[float],
+    subject: interface.Subject, plan: Optional[privacy.PrivacyPlan], epsilon: Optional[float],
     delta: Optional[float], confidence: float, canaries: Optional[int],
     batches: Optional[List[np.ndarray]], seed: Optional[int], start: float) -> WhiteBoxReport:
   """Returns the report. Without `canaries`, it is about your own model."""
@@ -210,11 +210,11 @@ def _inspect(
                         batch_test, guessed, writes, time.perf_counter() - start)
 
 
-def _full_batches(subject: interface.Subject) -> plan_lib.PrivacyPlan:
+def _full_batches(subject: interface.Subject) -> privacy.PrivacyPlan:
   """Returns a plan of a few steps with every record in each."""
   claims = subject.claims
   whole = max(1, math.ceil(claims.batch_size))
-  return plan_lib.PrivacyPlan(
+  return privacy.PrivacyPlan(
       batch_size=whole, population_size=whole, population_is_public=True, l2_norm_clip=1.0,
       steps=subject.limit(min(_STEPS, subject.participations or _STEPS)), target_delta=1e-5,
       noise_multiplier=claims.noise_multiplier, mechanism=claims.mechanism,
@@ -237,7 +237,7 @@ def _noise_finding(noise: noise_rows.Noise, allowed: float) -> Finding:
   return Finding('noise', noise.p_value <= allowed, text)
 
 
-def _accounting_finding(plan: plan_lib.PrivacyPlan, claimed: float, delta: float) -> Finding:
+def _accounting_finding(plan: privacy.PrivacyPlan, claimed: float, delta: float) -> Finding:
   if plan.population_size is None or (plan.min_sep, plan.max_participations) != (None, None):
     return Finding('accounting', False, 'not repeated: it rests on numbers that the plan was given')
   accounted = second_accountant.answer(
@@ -250,7 +250,7 @@ def _accounting_finding(plan: plan_lib.PrivacyPlan, claimed: float, delta: float
 
 
 def _canaries_finding(
-    guessed: bounds.Guesses, claimed: float, delta: float, plan: plan_lib.PrivacyPlan) -> Finding:
+    guessed: bounds.Guesses, claimed: float, delta: float, plan: privacy.PrivacyPlan) -> Finding:
   """Compares the bounds with the claim. A Gaussian bound counts for Gaussian claims only."""
   gaussian = not plan.amplified
   lower = max(guessed.epsilon_lower, guessed.gaussian_lower if gaussian else 0.0)

@@ -7,9 +7,9 @@ import shutil
 from typing import Sequence
 
 from tfdp_adaptive import errors
+from tfdp_adaptive import privacy
 from tfdp_adaptive.cli import options
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import weight_digests
 from tfdp_adaptive.report import card_json
 from tfdp_adaptive.report import card_page
@@ -68,7 +68,7 @@ def load(path: pathlib.Path) -> card_lib.Card:
   if not file.ledger:
     raise errors.UsageError(f'{path} holds no ledger. Save the private model itself, by '
                             '`model.save` or `model.save_weights`.')
-  ledger = ledger_lib.Ledger.from_json(file.ledger)
+  ledger = privacy.Ledger.from_json(file.ledger)
   return ledger.card(weights=file.weights, facts=card_lib.about_weights(ledger.entries))
 
 

@@ -15,12 +15,11 @@ import numpy.typing as npt
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.estimates import release
 from tfdp_adaptive.estimates import vocabulary
 from tfdp_adaptive.independence import disclosures
-from tfdp_adaptive.privacy import ledger
-from tfdp_adaptive.privacy import plan as plan_lib
 
 _LEAST_VARIANCE = 1e-3  # Variances below this fraction of the squared bound are noise.
 
@@ -30,7 +29,7 @@ def adapt(
     bound: Optional[npt.ArrayLike] = None,
     size: Optional[int] = None, words_per_record: int = 100, target_delta: float = 1e-6,
     delta: float = 1e-9, adjacency: str = 'zero_out', unit: str = 'example',
-    public: Optional[str] = None, seed: Optional[int] = None) -> ledger.Ledger:
+    public: Optional[str] = None, seed: Optional[int] = None) -> privacy.Ledger:
   """Adapts a preprocessing layer privately and records the cost in the ledger of its weights.
 
   `Normalization`: the values of each record are clipped to `[-bound, bound]` per feature. The sums
@@ -74,7 +73,7 @@ def adapt(
   if public is not None:
     layer.adapt(data)
     disclosures.say_public(layer, public)
-    return ledger.Ledger()
+    return privacy.Ledger()
   if noise_multiplier is None:
     raise ValueError('`noise_multiplier` must be given: it decides what the private statistics '
                      'cost. Received: noise_multiplier=None. For public data pass '
@@ -97,7 +96,7 @@ def adapt(
     raise ValueError('`layer` must be a Normalization, StringLookup or TextVectorization. '
                      f'Received: {type(layer).__name__}. Give others their state from public data.')
   count = len(records)
-  plan = plan_lib.PrivacyPlan(
+  plan = privacy.PrivacyPlan(
       batch_size=count, population_size=count, population_is_public=True, steps=1, l2_norm_clip=1.0,
       noise_multiplier=float(noise_multiplier), target_delta=target_delta, adjacency=adjacency,
       unit=unit, sampling=sampling.Poisson(), seed=seed)
@@ -106,7 +105,7 @@ def adapt(
     note += f', and {extra:g} of delta is for words of one record alone'
   entry = release.entry(plan, disclosures.label(layer), f'{note}.', delta=extra)
   release.charge(layer, entry)
-  return ledger.Ledger((entry,))
+  return privacy.Ledger((entry,))
 
 
 def _numbers(data: npt.ArrayLike) -> np.ndarray:

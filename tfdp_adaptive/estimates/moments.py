@@ -23,11 +23,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import privacy
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.estimates import release
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.privacy import ledger as ledger_lib
-from tfdp_adaptive.privacy import plan as plan_lib
 
 _ROWS = 4096  # Records that are read at once.
 
@@ -54,7 +54,7 @@ class SecondMoments:
   cross_stddev: float
   bound: float
   constant: float
-  plan: plan_lib.PrivacyPlan
+  plan: privacy.PrivacyPlan
   ledger: ledger_lib.Ledger
 
   def public_data(self, classes: int = 2) -> 'PublicInputs':

@@ -4,17 +4,17 @@
 from typing import Any, Optional
 
 from tfdp_adaptive import errors
+from tfdp_adaptive import privacy
 from tfdp_adaptive import terms
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger
-from tfdp_adaptive.privacy import plan as plan_lib
 
 
 def plan(
     count: int, *, sensitivity: float = 1.0, noise_multiplier: Optional[float] = None,
     target_epsilon: Optional[float] = None, population_size: Optional[int] = None,
-    adjacency: str = 'zero_out', **fields: Any) -> plan_lib.PrivacyPlan:
+    adjacency: str = 'zero_out', **fields: Any) -> privacy.PrivacyPlan:
   """Returns the plan of one step in which every record takes part.
 
   Args:
@@ -49,15 +49,15 @@ def plan(
           f'Received: population_size={population_size} for another number of records.')
     fields.update(batch_size=count, population_size=count, sampling=sampling.FixedOrder())
   if target_epsilon is not None:
-    return plan_lib.PrivacyPlan.calibrate(target_epsilon=target_epsilon, **fields)
-  found = plan_lib.PrivacyPlan(**fields, noise_multiplier=noise_multiplier)  # type: ignore[arg-type]
+    return privacy.PrivacyPlan.calibrate(target_epsilon=target_epsilon, **fields)
+  found = privacy.PrivacyPlan(**fields, noise_multiplier=noise_multiplier)  # type: ignore[arg-type]
   if not found.noise_multiplier:
     raise errors.PrivacyError('An estimate without noise publishes exact statistics of the data. '
                               'Received: noise_multiplier=0. Give a positive number.')
   return found
 
 
-def entry(one: plan_lib.PrivacyPlan, rule: str, *notes: str, delta: float = 0.0) -> ledger.Entry:
+def entry(one: privacy.PrivacyPlan, rule: str, *notes: str, delta: float = 0.0) -> ledger.Entry:
   """Returns the ledger entry of a release that was made."""
   return ledger.Entry(one, 1, rule=rule, delta=delta, run=ledger.new_run(), notes=notes)
 

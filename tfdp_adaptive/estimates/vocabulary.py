@@ -23,7 +23,7 @@ from tfdp_adaptive import contract
 from tfdp_adaptive.accounting import cost
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import plan as plan_lib
+  from tfdp_adaptive import privacy
 
 
 class PrivateVocabulary(NamedTuple):
@@ -40,7 +40,7 @@ class PrivateVocabulary(NamedTuple):
   delta: float
 
   def epsilon(
-      self, plan: plan_lib.PrivacyPlan, steps: Optional[int] = None,
+      self, plan: privacy.PrivacyPlan, steps: Optional[int] = None,
       rule: Optional[contract.Rule] = None) -> float:
     """Returns epsilon of vocabulary and the first `steps` rounds of a plan, at its target delta."""
     if not 0 < self.delta < plan.target_delta:
@@ -57,7 +57,7 @@ class PrivateVocabulary(NamedTuple):
         event, plan.target_delta - self.delta, neighbors=cost.relation(plan))
 
   def fact(
-      self, plan: plan_lib.PrivacyPlan, steps: Optional[int] = None,
+      self, plan: privacy.PrivacyPlan, steps: Optional[int] = None,
       rule: Optional[contract.Rule] = None) -> str:
     """Returns a sentence for the statement."""
     return (f'Vocabulary: {len(self.words)} words, chosen from the same users\' words with noise '

@@ -17,7 +17,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.queries import sums
 
@@ -142,6 +141,6 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     """Returns the event of one step. Correlated noise has none: all steps are one event."""
     if not self._noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
-    if not isinstance(self._mechanism, independent.IndependentGaussian):
+    if not isinstance(self._mechanism, mechanisms.IndependentGaussian):
       return dp_accounting.UnsupportedDpEvent()
     return dp_accounting.GaussianDpEvent(self._noise_multiplier)

@@ -20,11 +20,10 @@ from tfdp_adaptive import private_rule
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import choices
-from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.queries import sums
 
 if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import plan as plan_lib
+  from tfdp_adaptive import privacy
 
 
 def check_rule(rule: contract.Rule) -> None:
@@ -79,7 +78,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
   """
 
   def __init__(
-      self, rule: contract.Rule, specs: trees.Tree, *, plan: Optional[plan_lib.PrivacyPlan] = None,
+      self, rule: contract.Rule, specs: trees.Tree, *, plan: Optional[privacy.PrivacyPlan] = None,
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, adjacency: Optional[str] = None,
       mechanism: Optional[mechanisms.Mechanism] = None, clipping: Any = None,
@@ -96,7 +95,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
     if plan is None:
       _check_participations(rule, max_participations)
     self._specs = specs
-    self._mechanism = numbers['mechanism'] or independent.IndependentGaussian()
+    self._mechanism = numbers['mechanism'] or mechanisms.IndependentGaussian()
     self._private = private_rule.PrivateRule(
         rule, specs, **numbers, seed=seed, allow_non_private=allow_non_private)
 
@@ -113,7 +112,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
         ask.second is None or ask.second.private for ask in asks):
       return dp_accounting.NonPrivateDpEvent()
     present = all(ask.second is None or ask.second.amplifiable for ask in asks)
-    if present and isinstance(self._mechanism, independent.IndependentGaussian):
+    if present and isinstance(self._mechanism, mechanisms.IndependentGaussian):
       return dp_accounting.GaussianDpEvent(noise_multiplier)
     return dp_accounting.UnsupportedDpEvent()
 

@@ -8,10 +8,10 @@ import json
 import pathlib
 from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
+from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import entry as entry_lib
-from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import weight_digests
 
 WRONG, VERIFIED, WORD, UNKNOWN = 'wrong', 'verified', "trainer's word", 'cannot be known'
@@ -103,8 +103,8 @@ def _without_guarantee(card: card_lib.Card) -> Iterator[Finding]:
     yield Finding(VERIFIED, f'The card claims no guarantee: {card.reason or "no reason given"}.')
 
 
-def _ledger(card: card_lib.Card) -> ledger_lib.Ledger:
-  return ledger_lib.Ledger(card.runs)
+def _ledger(card: card_lib.Card) -> privacy.Ledger:
+  return privacy.Ledger(card.runs)
 
 
 def _total(card: card_lib.Card) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def _ledger_inside(card: card_lib.Card, text: str) -> Iterator[Finding]:
   if not text:
     yield Finding(UNKNOWN, 'Whether the weights had other runs: their file holds no ledger.')
     return
-  inside = ledger_lib.Ledger.from_json(text).entries
+  inside = privacy.Ledger.from_json(text).entries
   mine, theirs = ([json.dumps(card_lib.public(dataclasses.replace(entry, looks=None)).to_dict())
                    for entry in entries if entry.steps]
                   for entries in (_ledger(card).entries, inside))
