@@ -74,7 +74,7 @@ class AllocationDpEvent(dp_accounting.DpEvent):
   bins: Tuple[Tuple[int, float], ...]
 
   def ratio(self, precision: Precision) -> Ratio:
-    """The distribution of dP/dQ."""
+    """Returns the distribution of dP/dQ."""
     return _mean(tuple((count, size / self.noise_multiplier) for count, size in self.bins if count),
                  precision)
 
@@ -93,7 +93,7 @@ class AllocationDpEvent(dp_accounting.DpEvent):
 
 def correlated(coefficients: Sequence[float], steps: int, cycle: int,
                noise_multiplier: float) -> List[dp_accounting.DpEvent]:
-  """Events each of which costs at least as much as secret bins with a Toeplitz C >= 0.
+  """Returns events each of which costs at least as much as secret bins with a Toeplitz C >= 0.
 
   Bin j stands for steps j, j + b, ..., and moves the releases by m_j = C x_j / sigma: R is a mean
   of exp(<m_j, z> - |m_j|^2 / 2). A mean of a convex function of R grows with every inner product
@@ -133,7 +133,7 @@ def correlated(coefficients: Sequence[float], steps: int, cycle: int,
 @functools.lru_cache(maxsize=32)
 def _products(
     column: Tuple[float, ...], steps: int, cycle: int) -> Tuple[np.ndarray, float]:
-  """`([b], least)`: the most that bins so many apart have in common, and the least square."""
+  """Returns `([b], least)`: largest inner products of bins by distance; the least square."""
   moved = np.zeros(steps)  # C x_0; that of another bin is the same, later and cut.
   for start in range(0, steps, cycle):
     length = min(len(column), steps - start)
@@ -149,14 +149,14 @@ def _products(
 
 
 def deltas(ratio: Ratio, epsilon: float) -> Tuple[float, float]:
-  """`(delta(P||Q), delta(Q||P))` of one allocation."""
+  """Returns `(delta(P||Q), delta(Q||P))` of one allocation."""
   return (ratio.infinite + float(ratio.mass @ np.maximum(ratio.points - math.exp(epsilon), 0)),
           float(ratio.mass @ np.maximum(1 - math.exp(epsilon) * ratio.points, 0)))
 
 
 @functools.lru_cache(maxsize=32)
 def _mean(groups: Tuple[Tuple[int, float], ...], precision: Precision) -> Ratio:
-  """The distribution of the mean of all X_j: `(count, m)` of those that are alike."""
+  """Returns the distribution of the mean of all X_j: `(count, m)` of those that are alike."""
   total = sum(count for count, _ in groups)
   constant = sum(count for count, shift in groups if not shift)
   step = precision.tail * min((shift for _, shift in groups if shift), default=1.0)
@@ -174,7 +174,7 @@ def _mean(groups: Tuple[Tuple[int, float], ...], precision: Precision) -> Ratio:
 
 
 def lognormal(shift: float, precision: Precision) -> Ratio:
-  """The distribution of one X_j."""
+  """Returns the distribution of one X_j."""
   size = math.sqrt(2 * precision.reach)
   z = np.linspace(-size, size + shift, 2 + math.ceil((2 * size + shift) / precision.tail))
   edges = np.concatenate([[-np.inf], z, [np.inf]])
@@ -183,7 +183,7 @@ def lognormal(shift: float, precision: Precision) -> Ratio:
 
 
 def normal_cells(edges: np.ndarray) -> np.ndarray:
-  """The normal masses between edges, with small relative errors."""
+  """Returns the normal masses between edges, with small relative errors."""
   low, high = edges[:-1], edges[1:]
   turned = low > 0
   low, high = np.where(turned, -high, low), np.where(turned, -low, high)
@@ -191,7 +191,7 @@ def normal_cells(edges: np.ndarray) -> np.ndarray:
 
 
 def _power(ratio: Ratio, count: int, step: float, precision: Precision) -> Ratio:
-  """The distribution of a sum of `count` independent numbers."""
+  """Returns the distribution of a sum of `count` independent numbers."""
   result = None
   while True:
     if count & 1:
@@ -204,7 +204,7 @@ def _power(ratio: Ratio, count: int, step: float, precision: Precision) -> Ratio
 
 
 def _sum(one: Ratio, two: Ratio, step: float, precision: Precision) -> Ratio:
-  """The distribution of the sum of two independent numbers, on a grid of its own."""
+  """Returns the distribution of the sum of two independent numbers, on a grid of its own."""
   grid = _grid(one, two, step, precision)
   mass, first = np.zeros(len(grid)), np.zeros(len(grid))
   rows = max(1, _CHUNK // len(two.points))
@@ -224,7 +224,7 @@ def _sum(one: Ratio, two: Ratio, step: float, precision: Precision) -> Ratio:
 
 
 def _grid(one: Ratio, two: Ratio, step: float, precision: Precision) -> np.ndarray:
-  """0, then a grid of the logarithm of sums: at most `step` apart, and finer near the middle."""
+  """Returns 0, then a grid of log sums: at most `step` apart, finer near the middle."""
   (low, middle, high), (low_, middle_, high_) = _quantiles(one), _quantiles(two)
   middle += middle_
   width = max(math.hypot(high - low, high_ - low_) / 2 / middle, 1e-9)
@@ -247,7 +247,7 @@ def _quantiles(ratio: Ratio) -> np.ndarray:
 def rounded(
     grid: np.ndarray, mass: np.ndarray, first: np.ndarray, infinite: float, precision: Precision
     ) -> Ratio:
-  """The distribution of numbers whose mass and first moment in each cell are given.
+  """Returns the distribution of numbers whose mass and first moment in each cell are given.
 
   Cell i is above `grid[i]`; the last one has no end.
   """

@@ -43,8 +43,8 @@ _FAR = losses.FAR
 _OUTSIDE = 30.0  # -log of the (weighted) mass left outside the window, per side.
 _LARGEST = 2**22  # Entries of a window, and of one step's grid.
 _FINEST = 2**24  # The same for an epsilon, where the grid is coarse; seconds each.
-_COARSE = 16.0  # Times the interval that would do: some tenths of a percent of epsilon.
-_MARGIN = 12.0  # -log of the share of delta that the largest losses may have.
+_COARSE = 16.0  # Ratio to the interval that would do: some tenths of a percent of epsilon.
+_MARGIN = 12.0  # -log of the fraction of delta that the largest losses may have.
 _PASSES = 4
 _ROUNDED = 1e-3  # Fraction of delta that rounding may take before longer numbers are used.
 
@@ -91,7 +91,7 @@ class Composition:
     return self if reach >= self._reach else Composition(self._given, reach)
 
   def _moment(self, theta: npt.ArrayLike) -> np.ndarray:
-    """K at every theta; an array."""
+    """Returns K at every theta, an array."""
     theta = np.atleast_1d(theta)
     moments = [step.count * np.array([
         special.logsumexp(step.log_mass + t * step.loss) for t in theta])
@@ -99,7 +99,7 @@ class Composition:
     return np.asarray(sum(moments))
 
   def _least(self, objective: Callable[[Any, Any], Any]) -> Tuple[float, float]:
-    """The theta > 0 of the least value of a function of (theta, K + correction)."""
+    """Returns the theta > 0 of the least value of a function of (theta, K + correction)."""
     def of(log_theta: npt.ArrayLike) -> Any:
       theta = np.exp(np.atleast_1d(log_theta))
       return objective(theta, self._moment(theta) + _log_peak(theta))
@@ -115,12 +115,12 @@ class Composition:
     return math.exp(log_theta), value
 
   def chernoff_epsilon(self, delta: float) -> Tuple[float, float]:
-    """`(theta, epsilon)` of the best moment bound; within about a tenth of the truth."""
+    """Returns `(theta, epsilon)` of the best moment bound; within about a tenth of the truth."""
     log_delta = math.log(delta - self._beyond(self._reach))
     return self._least(lambda theta, log_moment: (log_moment - log_delta) / theta)
 
   def chernoff_log_delta(self, epsilon: float) -> Tuple[float, float]:
-    """The same for `(theta, log(delta))`."""
+    """Returns the same for `(theta, log(delta))`."""
     theta, value = self._least(lambda theta, log_moment: log_moment - theta * epsilon)
     return theta, float(np.logaddexp(value, math.log(self._beyond(self._reach))))
 
@@ -130,7 +130,7 @@ class Composition:
                    self._count * 2 * math.exp(-_FAR))
 
   def epsilon(self, delta: float, tolerance: float) -> float:
-    """An upper bound of epsilon at `delta`."""
+    """Returns an upper bound of epsilon at `delta`."""
     log_delta = math.log(delta)
     within = self._within(log_delta)
     theta, bound = within.chernoff_epsilon(delta)
@@ -159,7 +159,7 @@ class Composition:
     return bound
 
   def log_delta(self, epsilon: float, tolerance: float) -> float:
-    """An upper bound of the logarithm of delta at `epsilon`."""
+    """Returns an upper bound of the logarithm of delta at `epsilon`."""
     bound, last, within = min(0.0, self.chernoff_log_delta(epsilon)[1]), math.inf, self
     while bound < last - 1:  # Until what was left out is nothing beside what there is.
       last, within = bound, self._within(bound)
@@ -177,7 +177,7 @@ class Composition:
   def _weighted(
       self, theta: float, log_delta: float, excess: float, widest: float, number: type,
       largest: int) -> '_Weighted':
-    """The weighted distribution of S, on a grid up to `widest` that adds at most `excess` to K.
+    """Returns the weighted distribution of S, on a grid that adds at most `excess` to K.
 
     The grid is coarser where a window of `largest` entries asks for it.
     """
@@ -207,7 +207,7 @@ class Composition:
     return math.sqrt(max(variance, 1e-300))
 
   def _interval(self, theta: float, excess: float) -> float:
-    """The widest power of two as interval that adds at most `excess` to K, if any."""
+    """Returns the widest power of two as interval that adds at most `excess` to K, if any."""
     weights = [special.softmax(step.log_mass + theta * step.loss) for step in self._steps]
 
     def added(interval: float) -> float:
@@ -320,7 +320,7 @@ def _one_step(
 
 
 def _upper_share(above: np.ndarray, interval: float) -> np.ndarray:
-  """The share of a mass, `above` the lower grid point, that moves up to the next."""
+  """Returns the share of a mass, `above` the lower grid point, that moves up to the next."""
   return np.clip(np.expm1(-above) / math.expm1(-interval), 0.0, 1.0)
 
 

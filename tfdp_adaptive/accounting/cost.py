@@ -50,7 +50,7 @@ def needs_current_library(what: str) -> None:
 
 
 def participation(plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
-  """`(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
+  """Returns `(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
   min_sep, max_participations = plan.sampling.participation(plan, steps)
   if plan.max_participations is not None:
     max_participations = min(plan.max_participations, steps)
@@ -67,7 +67,7 @@ def fixed_order(plan: terms_lib.Terms) -> bool:
 
 
 def noise_stddev(plan: terms_lib.Terms) -> float:
-  """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity.
+  """Returns the standard deviation of Z on a clipped sum: noise multiplier times sensitivity.
 
   It is in clip norms if the plan has none.
   """
@@ -98,7 +98,7 @@ def event(
     neighbors: Optional[dp_accounting.NeighboringRelation] = None,
     composed: bool = False, shared: bool = False, same_batches: bool = False
     ) -> dp_accounting.DpEvent:
-  """The DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`.
+  """Returns the DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`.
 
   Args:
     plan: A `PrivacyPlan`.
@@ -164,7 +164,7 @@ def _event_of_run(
 
 
 def relation(plan: terms_lib.Terms) -> dp_accounting.NeighboringRelation:
-  """The dp_accounting relation an event of this plan is read under."""
+  """Returns the dp_accounting relation an event of this plan is read under."""
   if plan.sampling.claims(plan):
     if plan.adjacency == 'replace':
       return _RELATION.REPLACE_ONE
@@ -178,7 +178,7 @@ def relation(plan: terms_lib.Terms) -> dp_accounting.NeighboringRelation:
 def epsilon(
     dp_event: dp_accounting.DpEvent, target_delta: float, accountant: str = 'pld',
     neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
-  """An epsilon that the accountant proves at `target_delta`, as small as it can."""
+  """Returns an epsilon that the accountant proves at `target_delta`, as small as it can."""
   checks.probability(target_delta=target_delta)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
@@ -197,7 +197,7 @@ def epsilon(
 
 
 def rough_epsilon(dp_event: dp_accounting.DpEvent, target_delta: float) -> float:
-  """An upper bound of epsilon from moments alone, mostly within a tenth of `epsilon`."""
+  """Returns an upper bound of epsilon from moments alone, mostly within a tenth of `epsilon`."""
   directions = losses.directions(dp_event, _RELATION.ADD_OR_REMOVE_ONE)
   return math.inf if directions is None else max(
       composition.Composition(steps).chernoff_epsilon(target_delta)[1] for steps in directions)
@@ -213,7 +213,7 @@ def _epsilon(directions: Sequence[losses.Steps], target_delta: float) -> float:
 def delta(
     dp_event: dp_accounting.DpEvent, target_epsilon: float, accountant: str = 'pld',
     neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
-  """A delta that the accountant proves at `target_epsilon`, as small as it can."""
+  """Returns a delta that the accountant proves at `target_epsilon`, as small as it can."""
   checks.not_negative(target_epsilon=target_epsilon)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
@@ -284,7 +284,7 @@ def _counts(record: logging.LogRecord) -> bool:
 def _gaussian(
     dp_event: dp_accounting.DpEvent,
     neighbors: dp_accounting.NeighboringRelation) -> Optional[float]:
-  """The noise multiplier of an event that is unsampled Gaussians only, else None."""
+  """Returns the noise multiplier of an event that is unsampled Gaussians only, else None."""
   parts = list(events.composed(dp_event))
   if neighbors is _RELATION.REPLACE_ONE or not parts or not all(
       isinstance(part, dp_accounting.GaussianDpEvent) for part, _ in parts):
@@ -298,7 +298,7 @@ def calibrate(
     event_of: Callable[[float], dp_accounting.DpEvent], target_epsilon: float, target_delta: float,
     accountant: str = 'pld',
     neighbors: dp_accounting.NeighboringRelation = _RELATION.ADD_OR_REMOVE_ONE) -> float:
-  """The least noise multiplier, up to 2e-4 of it, that keeps to a target.
+  """Returns the least noise multiplier, up to 2e-4 of it, that keeps to a target.
 
   Args:
     event_of: `noise_multiplier -> DpEvent`, more private with more noise.

@@ -11,7 +11,7 @@ _LARGEST_MU = 1e150  # Largest mu whose square is finite.
 
 
 def delta(noise_multiplier: float, target_epsilon: float) -> float:
-  """Exact delta of a Gaussian of sensitivity one (arXiv 1805.06530, Theorem 8), rounded up."""
+  """Returns the delta of a Gaussian of sensitivity one (1805.06530, Thm. 8), rounded up."""
   if not noise_multiplier or 1 / float(noise_multiplier) > _LARGEST_MU:
     return 1.0
   mu = 1 / noise_multiplier
@@ -26,7 +26,7 @@ def delta(noise_multiplier: float, target_epsilon: float) -> float:
 
 
 def epsilon(noise_multiplier: float, target_delta: float) -> float:
-  """Exact epsilon of a Gaussian of sensitivity one, rounded up by 1e-12."""
+  """Returns the exact epsilon of a Gaussian of sensitivity one, rounded up by 1e-12."""
   if not noise_multiplier or 1 / float(noise_multiplier) > _LARGEST_MU:
     return math.inf
   gap = lambda e: delta(noise_multiplier, e) - target_delta
@@ -34,7 +34,7 @@ def epsilon(noise_multiplier: float, target_delta: float) -> float:
     return 0.0
   mu = 1 / noise_multiplier
   upper = mu * (mu / 2 + math.sqrt(-2 * math.log(target_delta)))  # Phi(-x) <= exp(-x^2 / 2)
-  if not gap(upper) < 0:  # So large that rounding is all there is to see of delta.
+  if not gap(upper) < 0:  # Delta is all rounding at so large an epsilon.
     return upper * (1 + 1e-12)
   root = optimize.brentq(gap, 0.0, upper, xtol=1e-14 * upper, rtol=1e-14, maxiter=500)
   return float(root * (1 + 1e-12))

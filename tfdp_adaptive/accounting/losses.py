@@ -24,7 +24,7 @@ from tfdp_adaptive.accounting import user_examples
 
 _RELATION = dp_accounting.NeighboringRelation
 _CELL = 0.03  # Width of z over which four nodes integrate a normal density to 1e-13.
-_NARROW = 3e-4  # And over which two do.
+_NARROW = 3e-4  # Width over which two nodes do.
 _NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
 FAR = 600.0  # -log of the mass that the first bounds leave out.
 _CHUNK = 2**17
@@ -48,19 +48,19 @@ class Pair(NamedTuple):
     return self._one_sided(z) - self._one_sided(-z)
 
   def density(self, z: np.ndarray) -> np.ndarray:
-    """Of P."""
+    """Returns the density of P at z."""
     return self._of_p(lambda x: np.exp(-x**2 / 2) / np.sqrt(2 * np.pi), z)
 
   def above(self, z: np.ndarray) -> np.ndarray:
-    """The mass of P above z, rounded up."""
+    """Returns the mass of P above z, rounded up."""
     return self._of_p(lambda x: special.ndtr(-x), z) * (1 + 1e-9)
 
   def below(self, z: np.ndarray) -> np.ndarray:
-    """The mass of P below z, rounded up."""
+    """Returns the mass of P below z, rounded up."""
     return self._of_p(special.ndtr, z) * (1 + 1e-9)
 
   def _of_p(self, of_normal: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
-    """What P has at z of what `of_normal` says of one standard normal."""
+    """Returns what P has at z, given the same for one standard normal."""
     if self.kind == 'add':
       return of_normal(z)
     a = self.probability
@@ -101,26 +101,26 @@ class Pair(NamedTuple):
     return (t + self.shift**2 / 2) / self.shift
 
   def atoms(self, reach: float) -> Tuple[np.ndarray, np.ndarray]:
-    """`(losses, log of their mass of P)`: nodes, and all that is below as the lowest loss."""
+    """Returns `(losses, log of their mass of P)`, with all that is below as the lowest loss."""
     low, high = self.range(reach)
     z, mass, _ = nodes(self, self.breaks(low, high))
     with np.errstate(divide='ignore'):
       return self.loss(np.append(z, low)), np.log(np.append(mass, self.below(np.array(low))))
 
   def beyond(self, reach: float) -> float:
-    """The mass of P of larger losses than these."""
+    """Returns the mass of P of larger losses than these."""
     return float(self.above(np.array(self.range(reach)[1])))
 
   def extent(self, reach: float) -> np.ndarray:
-    """`[lowest, largest]` of these losses."""
+    """Returns `[lowest, largest]` of these losses."""
     return self.loss(np.array(self.range(reach)))
 
   def exponent(self, reach: float) -> float:
-    """Of the largest number whose exponential decides a loss."""
+    """Returns the size of the largest exponent that decides a loss."""
     return self.shift * (self.shift + max(map(abs, self.range(reach))))
 
   def cells(self, interval: float, reach: float) -> Iterator[Tuple[np.ndarray, ...]]:
-    """`(index, loss, mass of P)`: losses in the cells of a grid, above `index * interval`."""
+    """Yields `(index, loss, mass of P)` in the cells of a grid, above `index * interval`."""
     low, high = self.range(reach)
     ends = self.loss(np.array([low, high]))
     lowest = math.ceil(ends[0] / interval)  # Losses below count as the lowest one.
@@ -143,12 +143,12 @@ class Pair(NamedTuple):
       yield begin + of[index], self.loss(z), mass
 
   def range(self, log_mass: float) -> Tuple[float, float]:
-    """`(low, high)`: P has at most `exp(-log_mass)` on either side."""
+    """Returns `(low, high)`: P has at most `exp(-log_mass)` on either side."""
     size = np.sqrt(2 * log_mass)
     return -size, size if self.kind == 'add' else size + self.shift
 
   def breaks(self, low: float, high: float) -> np.ndarray:
-    """Cells over which a few nodes integrate densities and losses to 1e-13.
+    """Returns cells over which a few nodes integrate densities and losses to 1e-13.
 
     Losses bend around `log((1 - a) / a)`: the cells' width is in proportion to
     the distance from there.
@@ -217,7 +217,7 @@ Steps = Sequence[Tuple[Mixture, int]]  # Mixtures, and how often each is compose
 
 
 def nodes(pair: Pair, edges: np.ndarray) -> Tuple[np.ndarray, ...]:
-  """Quadrature: `(z, mass of P, index of the cell)` over the cells between `edges`."""
+  """Returns quadrature: `(z, mass of P, index of the cell)` over the cells between `edges`."""
   width = np.diff(edges)
   pieces = []
   for count, chosen in ((2, width < _NARROW), (4, width >= _NARROW)):
@@ -276,7 +276,7 @@ def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture,
 
 
 def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:
-  """Truncated batches (arXiv 2508.15089): in a cut batch, a record replaces another."""
+  """Returns truncated batches (arXiv 2508.15089): in a cut one, a record replaces another."""
   size, q, most = event.dataset_size, event.sampling_probability, event.truncated_batch_size
   whole = Pair(kind, q, 1 / event.noise_multiplier)
   cut = min(1.0, stats.binom.sf(most - 1, size - 1, q) * (1 + 1e-9))
@@ -288,7 +288,7 @@ def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:
 
 
 def _merged(steps: Steps) -> Steps:
-  """Equal steps together, and all whole Gaussians of one kind as one."""
+  """Merges equal steps, and all whole Gaussians of one kind into one."""
   counts: Dict[Mixture, int] = {}
   squares: Dict[str, float] = {}
   for mixture, count in steps:

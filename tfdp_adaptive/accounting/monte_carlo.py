@@ -72,7 +72,7 @@ class MonteCarloDpEvent(dp_accounting.DpEvent):
   bound: dp_accounting.DpEvent = dataclasses.field(repr=False)
 
   def losses(self, rng: np.random.Generator, draws: int, present: bool) -> np.ndarray:
-    """[draws] of L, under P if `present`, else under Q."""
+    """Returns [draws] of L, under P if `present`, else under Q."""
     raise NotImplementedError
 
 
@@ -152,12 +152,12 @@ class MinSeparationDpEvent(MonteCarloDpEvent):
 
 
 def delta(event: MonteCarloDpEvent, epsilon: float) -> float:
-  """An upper bound of delta at `epsilon`, unless the draws were unlucky (`BETA`)."""
+  """Returns an upper bound of delta at `epsilon`, unless the draws were unlucky (`BETA`)."""
   return _bounded(event, epsilon, 'verify', event.draws)
 
 
 def epsilon(event: MonteCarloDpEvent, target_delta: float, most: float) -> float:
-  """An upper bound of epsilon at `target_delta`, unless the draws were unlucky (`BETA`).
+  """Returns an upper bound of epsilon at `target_delta`, unless the draws were unlucky (`BETA`).
 
   Args:
     event: The event to draw from.
@@ -211,7 +211,7 @@ def calibrate(
 
 
 def upper_delta(mean: float, draws: int, beta: float) -> float:
-  """The largest delta of which so small a mean of [0, 1] draws has probability `beta`."""
+  """Returns the largest delta of which so small a mean of [0, 1] draws has probability `beta`."""
   wanted = math.log(1 / beta) / draws
   if mean >= 1:
     return 1.0

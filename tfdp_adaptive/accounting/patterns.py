@@ -247,7 +247,7 @@ class MinSeparation(_Drawn):
 
   def event(self, plan: terms_lib.Terms, steps: int,
             noise_multiplier: float) -> monte_carlo.MonteCarloDpEvent:
-    # With nothing secret, all is one Gaussian.
+    # All is one Gaussian if nothing is secret.
     known = dp_accounting.GaussianDpEvent(noise_multiplier / cost.total_sensitivity(plan, steps))
     coefficients = monte_carlo.coefficients(plan.mechanism, steps)
     assert coefficients is not None

@@ -76,7 +76,7 @@ class Search:
     It inverts the distribution function; a logarithmic number is a geometric one, whose probability
     to go on is drawn (Kemp, 1981). The number reveals more than the guarantee allows.
     """
-    coin, other = (1 - secrets.SystemRandom().random() for _ in range(2))  # In (0, 1].
+    coin, other = (1 - secrets.SystemRandom().random() for _ in range(2))  # Both are in (0, 1].
     if self.shape == math.inf:
       return max(0, int(stats.poisson.isf(coin, self.runs)))
     if self.runs == 1:

@@ -99,7 +99,7 @@ class RandomAllocation(scheme.Sampling):
       yield by_place[ends[place - 1] if place else 0:ends[place]]
 
   def group_of(self, size: int) -> np.ndarray:
-    """[size] numbers of the groups of records."""
+    """Returns [size] numbers of the groups of records."""
     return scheme.public_order(0, size) % self.groups
 
   def describe(self, plan: terms_lib.Terms) -> str:

@@ -68,7 +68,7 @@ class Sampling(abc.ABC):
 
   @abc.abstractmethod
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
-    """`(min_sep, max_participations)` of any record within the first `steps` steps."""
+    """Returns `(min_sep, max_participations)` of any record within the first `steps` steps."""
 
   def probability(self, plan: terms_lib.Terms) -> Any:
     """Returns the probability that a record is in a batch of its turn, if it is always the same."""
@@ -83,7 +83,7 @@ class Sampling(abc.ABC):
   @abc.abstractmethod
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
                     seed: Seed) -> Iterator[np.ndarray]:
-    """The record indices, in [0, size), of steps `start_step`, ..., `plan.steps - 1`.
+    """Returns the record indices, in [0, size), of steps `start_step`, ..., `plan.steps - 1`.
 
     Random numbers come from `seed`, the secret `SamplingSeed` of the run.
     """
@@ -143,7 +143,7 @@ def independent(mechanism: mechanisms.Mechanism) -> bool:
 
 
 def public_order(seed: Optional[int], size: int) -> np.ndarray:
-  """A permutation that every NumPy gives alike: a resumed run must meet the same one."""
+  """Returns a permutation that every NumPy gives alike: a resumed run must meet the same one."""
   return np.random.RandomState(seed).permutation(size)
 
 
@@ -154,5 +154,5 @@ def step_generators(seed: Seed, start_step: int, steps: int) -> Iterator[np.rand
 
 
 def bernoulli(rng: np.random.Generator, size: int, probability: float) -> np.ndarray:
-  """Indices of `size` records, each drawn independently."""
+  """Returns indices of `size` records, each drawn independently."""
   return rng.choice(size, rng.binomial(size, probability), replace=False, shuffle=False)

@@ -41,7 +41,7 @@ _RELATION = dp_accounting.NeighboringRelation
 class SecretBins(dp_accounting.DpEvent):
   """One of some bins, each as likely, is moved by a shift of its own, in standard deviations."""
 
-  shifts: Tuple[Tuple[int, float], ...]  # (how many, shift)
+  shifts: Tuple[Tuple[int, float], ...]  # (count, shift)
 
   @property
   def noise_multiplier(self) -> float:
@@ -49,7 +49,7 @@ class SecretBins(dp_accounting.DpEvent):
     return 1 / max(shift for count, shift in self.shifts if count)
 
   def ratios(self) -> Tuple[np.ndarray, np.ndarray]:
-    """The mean R of lognormals and its masses, by a Fourier transform on a linear grid.
+    """Returns the mean R of lognormals and its masses, by a Fourier transform on a linear grid.
 
     Masses as small as errors of the transform are left out, which only takes from divergences.
     """
@@ -76,7 +76,7 @@ class SecretBins(dp_accounting.DpEvent):
     return ratio[kept], mass[kept]
 
   def losses(self, grid: float) -> Any:
-    """Cells of R are told apart by their rounded logarithm only, which only takes from it, too."""
+    """Returns the losses: cells of R differ by their rounded logarithm, which only lowers it."""
     ratio, mass = self.ratios()
     cell = np.round(np.log(ratio) / grid).astype(int)
     first = cell.min()
@@ -120,7 +120,7 @@ class Answer(NamedTuple):
 
 def answer(
     entries: Sequence[Any], delta: float, epsilons: Sequence[float] = ()) -> Answer:
-  """Epsilon of all runs at `delta`, and delta at some epsilons."""
+  """Returns epsilon of all runs at `delta`, and delta at some epsilons."""
   entries = [entry for entry in entries if entry.steps]
   if any(entry.shared for entry in entries):
     return Answer(None, 'runs took steps on the same batches')
@@ -189,7 +189,7 @@ def _by_losses(
 
 
 def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool = False) -> Look:
-  """The event of `steps` steps of a plan, and the sensitivity it rests on.
+  """Returns the event of `steps` steps of a plan, and the sensitivity it rests on.
 
   Args:
     plan: The terms of the run.
@@ -223,7 +223,7 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
     elif q < 1:
       step = dp_accounting.PoissonSampledDpEvent(q, step)
     event, norm_found = dp_accounting.SelfComposedDpEvent(step, count), norm
-  elif draws and not together or bins and not shared:  # With bounds of this library.
+  elif draws and not together or bins and not shared:  # Only bounds of this library account for it.
     return Look(None, None)
   elif kind in _APART:
     size = pattern_sensitivity(mechanism, steps, _APART[kind](plan))
@@ -273,7 +273,7 @@ _APART = {
 
 
 def _sampled(plan: terms_lib.Terms, steps: int) -> Optional[Tuple[float, int]]:
-  """(q, count) of the Poisson-sampled Gaussians; None where nothing may be amplified."""
+  """Returns (q, count) of the Poisson-sampled Gaussians; None where nothing may be amplified."""
   kind, bands = type(plan.sampling).__name__, plan.mechanism.bands
   size: Any = plan.population_size
   if kind in ('Poisson', 'TruncatedPoisson') and bands == 1:
@@ -287,7 +287,7 @@ def _sampled(plan: terms_lib.Terms, steps: int) -> Optional[Tuple[float, int]]:
 
 
 def pattern_sensitivity(mechanism: mechanisms.Mechanism, steps: int, apart: int) -> Optional[float]:
-  """The largest ||C x|| of participations exactly `apart` steps apart, of equal or changing sign.
+  """Returns the largest ||C x|| of participations `apart` steps apart, of both signs.
 
   Returns:
     A number that is never above the sensitivity; None if C has too many rows.
@@ -327,7 +327,7 @@ def _relation(entries: Sequence[Any]) -> Any:
 
 
 def _relation_of(plan: terms_lib.Terms) -> Any:
-  """Zero-out has the losses of add-or-remove for (sampled) Gaussians, not for truncated batches."""
+  """Returns the relation: zero-out is add-or-remove unless batches are truncated."""
   if plan.adjacency == 'replace' and _sampled(plan, 1) is not None:
     return _RELATION.REPLACE_ONE
   if plan.adjacency == 'zero_out' and type(plan.sampling).__name__ == 'TruncatedPoisson' and (

@@ -57,7 +57,7 @@ class Looks:
 
   @classmethod
   def every(cls, interval: int, plan: terms_lib.Terms, total_from: float = 0.5) -> 'Looks':
-    """Looks after every `interval` steps of a plan, and after the last.
+    """Returns looks after every `interval` steps of a plan, and after the last.
 
     Args:
       interval: Steps between looks, such as `steps_per_epoch`.
@@ -69,7 +69,7 @@ class Looks:
     return cls(tuple(steps), tuple(t for t in steps if t >= total_from * plan.steps))
 
   def epsilon(self, plan: terms_lib.Terms, stopped: int, accountant: str = 'pld') -> float:
-    """Epsilon at the plan's `target_delta`, of a run that stopped after a look.
+    """Returns epsilon at the plan's `target_delta`, of a run that stopped after a look.
 
     It holds whatever decided to stop there: anything that was released up to then.
 
@@ -91,7 +91,7 @@ class Looks:
     return later[0]
 
   def claim(self, plan: terms_lib.Terms, stopped: int) -> Tuple[float, int]:
-    """`(share of delta, steps)`: what may be claimed of a run that stopped after a look."""
+    """Returns `(share of delta, steps)`: what may be claimed of a run that stopped after a look."""
     if stopped not in self.steps:
       raise ValueError('A run may stop after the looks that were fixed beforehand, at steps '
                        f'{self.steps}. Received: stopped={stopped}.')

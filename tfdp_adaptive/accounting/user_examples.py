@@ -59,7 +59,7 @@ class UserExamplesDpEvent(dp_accounting.DpEvent):
     return dp_accounting.GaussianDpEvent(self.noise_multiplier / self.examples_per_user)
 
   def ratio(self, precision: allocation.Precision) -> allocation.Ratio:
-    """An upper bound of dP/dQ; see `allocation`."""
+    """Returns an upper bound of dP/dQ; see `allocation`."""
     return _ratio(self, precision)
 
 

@@ -89,7 +89,7 @@ def private_vocabulary(
   for words in words_of_users.values():
     for word, weight in _votes(words, words_per_user):
       counts[word] += weight
-  names = sorted(counts)  # In an order that says nothing about who came first.
+  names = sorted(counts)  # This order does not depend on who came first.
   rng = np.random.default_rng(seed)
   noised = (np.array([counts[name] for name in names])
             + noise_multiplier * rng.standard_normal(len(names)))

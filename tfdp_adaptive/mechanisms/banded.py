@@ -128,7 +128,7 @@ class Banded(interface.Mechanism):
     return self.bands - 1
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
-    """Columns have norm one, up to rounding: sqrt(k) is exact if bands <= min_sep."""
+    """Returns sqrt(k), exact if bands <= min_sep: columns have norm one, up to rounding."""
     if k == 1 or self.bands <= min_sep:
       return math.sqrt(k * self._squared_norms(self.rows).max())
     if self.method == 'optimal' or self.steps <= sensitivity_lib.GRAM_LIMIT:
@@ -142,7 +142,7 @@ class Banded(interface.Mechanism):
     return np.maximum(0, t - (self.steps - len(rows)))
 
   def _block(self, rows: np.ndarray, count: int) -> np.ndarray:
-    """[count, count] the last rows and columns of C."""
+    """Returns [count, count] the last rows and columns of C."""
     matrices.check_dense(count)
     result = np.zeros((count, count))
     for j in range(min(self.bands, count)):
@@ -160,13 +160,13 @@ class Banded(interface.Mechanism):
     return result
 
   def _by_row(self, columns: np.ndarray, count: int) -> np.ndarray:
-    """[count, bands] the column's value at each place of the last rows; one left of column 0."""
+    """Returns [count, bands], the column's value at each place of the last rows, else one."""
     column = np.subtract.outer(np.arange(len(columns) - count, len(columns)),
                                np.arange(self.bands))
     return np.where(column >= 0, columns[np.maximum(column, 0)], 1.0)
 
   def _excess(self) -> np.ndarray:
-    """[steps] d - 1, d the norms that the columns of 'normalized' were divided by."""
+    """Returns [steps] d - 1, d the norms that the columns of 'normalized' were divided by."""
     result = np.zeros(self.steps)
     count = min(len(self.rows), self.steps)
     result[-count:] = self.rows[0, 0] / self.rows[-count:, 0] - 1

@@ -24,8 +24,8 @@ from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _LARGEST = 1e100  # Coefficient of C; beyond, C^-1 is no use, and squares overflow.
-_WRITTEN_OUT = 1 << 14  # So many coefficients of C are looked at one by one.
-_LOOKED_AT = 80_000  # Coefficients of C^-1 in all looks of one design of many steps.
+_LONG = 1 << 14  # Steps from which on a design has a single, shorter search.
+_WORK = 80_000  # Coefficients of C^-1 times iterations of a design of many steps.
 _SETTLED = 1e-20  # Momentum below this fraction of its start counts as zero.
 
 
@@ -84,12 +84,12 @@ class BandedInverse(_KnownInverse):
     if d is None:
       d = self._power()
       if self.method == 'optimal':
-        # Majorants make kinks, along which it crawls: thousands of looks would gain some .3%.
-        starts, looks = (40, 1000)
-        if self.steps > _WRITTEN_OUT:
-          starts, looks = 1, min(300, _LOOKED_AT // self.inverse_bands + 1)
+        # Majorants make kinks, along which it crawls: thousands of iterations would gain 0.3%.
+        starts, most = (40, 1000)
+        if self.steps > _LONG:
+          starts, most = 1, min(300, _WORK // self.inverse_bands + 1)
         d = _differences(toeplitz.minimize(
-            self._loss, np.cumsum(d)[1:], starts=starts, maxiter=looks))
+            self._loss, np.cumsum(d)[1:], starts=starts, maxiter=most))
     norm = np.linalg.norm(toeplitz.reciprocal(np.asarray(d), self.steps))
     return {'inverse_coefficients': np.asarray(d) * norm}
 
@@ -97,7 +97,7 @@ class BandedInverse(_KnownInverse):
     return self.inverse_bands
 
   def _power(self) -> np.ndarray:
-    """First p coefficients of (1-x)^gamma (1-beta x)^gamma for the best gamma."""
+    """Returns the first p coefficients of (1-x)^gamma (1-beta x)^gamma for the best gamma."""
     def coefficients(gamma: float) -> np.ndarray:
       k = np.arange(1, self.inverse_bands)
       root = np.cumprod(np.concatenate([[1.0], (k - 1 - gamma) / k]))
@@ -108,7 +108,7 @@ class BandedInverse(_KnownInverse):
     return coefficients(optimum.x)
 
   def _loss(self, sums: np.ndarray) -> Tuple[float, np.ndarray]:
-    """Log of squared error times squared sensitivity (or its bound), and its gradient.
+    """Returns the log of squared error times squared sensitivity (or its bound), and its gradient.
 
     The variables are the partial sums d_0 + ... + d_k, k > 0, with d_0 = 1:
     errors are close to a sphere in them, and line searches rarely fail.
@@ -128,7 +128,7 @@ class BandedInverse(_KnownInverse):
     return scheduled.Form(self.workload, self.steps, self.inverse_bands, self.objective)
 
   def _size(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
-    """Squared sensitivity (or its bound), and its gradient; inf where C grows too large."""
+    """Returns the squared sensitivity (or a bound) and its gradient; inf if C grows too large."""
     pattern = self.min_sep or 1, self.max_participations
     c = toeplitz.decaying_reciprocal(d, self.steps)
     if not np.abs(c).max() < _LARGEST:

@@ -137,7 +137,7 @@ class BLT(families.ToeplitzMechanism):
 
 def _check(
     weights: Optional[Sequence[float]], decays: Optional[Sequence[float]], buffers: int) -> Any:
-  """Two tuples of floats, or None."""
+  """Returns two tuples of floats, or None."""
   if weights is None and decays is None:
     return None
   omega, theta = (np.asarray(() if v is None else v, np.float64) for v in (weights, decays))

@@ -36,7 +36,7 @@ _NODES = 16  # Per panel; panels double in length.
 def optimal(
     buffers: int, steps: int, workload: workload_lib.Workload, objective: str, min_sep: int, k: int,
     name: str) -> Tuple[np.ndarray, np.ndarray]:
-  """`(weights, decays)` of least error times sensitivity; both [buffers].
+  """Returns `(weights, decays)` of least error times sensitivity; both [buffers].
 
   For a schedule, whose errors take O(T): from the best ones of a constant rate, with as many
   looks as take seconds; none where these are too few to gain anything.
@@ -55,7 +55,7 @@ def optimal(
 
 
 def looks(buffers: int, steps: int) -> int:
-  """At the error under a schedule, as many as take seconds; 0 where these are too few."""
+  """Returns how many evaluations under a schedule fit into seconds; 0 if too few."""
   count = _WORK // (steps * max(buffers, 1)**2)
   return count if count >= _FEWEST else 0
 
@@ -63,7 +63,7 @@ def looks(buffers: int, steps: int) -> int:
 def _minimum(
     starts: Sequence[np.ndarray], workload: workload_lib.Workload,
     problem: Tuple[int, str, int, int], bar: Any, most: Optional[int] = None) -> np.ndarray:
-  """The best variables that are found from some; with so many looks at a single attempt."""
+  """Returns the best variables found from some; after `most` evaluations of one attempt."""
   steps, objective, min_sep, k = problem
 
   def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
@@ -85,7 +85,7 @@ def _minimum(
 
 
 def _starts(buffers: int, steps: int, period: int) -> List[np.ndarray]:
-  """Logits evenly from the slowest decay worth having to the fastest."""
+  """Returns logits evenly from the slowest decay worth having to the fastest."""
   starts = []
   for first, last in ((steps / 3, -0.5), (steps, 0.7), (period / 2, -1.5)):
     first = max(math.log(first), last + 1)
@@ -111,7 +111,7 @@ class _Pair:
 
 
 def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-  """`prod_k (p_i - z_k) / prod_{k != i} (p_i - p_k)` of decays given by their logits."""
+  """Returns `prod_k (p_i - z_k) / prod_{k != i} (p_i - p_k)` of decays given by their logits."""
   to_zeros = _difference(poles[..., :, None], zeros[..., None, :])
   to_poles = _difference(poles[..., :, None], poles[..., None, :])
   same = np.eye(poles.shape[-1], dtype=bool)
@@ -119,7 +119,7 @@ def _residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """`sigmoid(a) - sigmoid(b)` to full relative precision."""
+  """Returns `sigmoid(a) - sigmoid(b)` to full relative precision."""
   return -_expm1(b - a) * _sigmoid(a) * _sigmoid(-b)
 
 
@@ -153,7 +153,7 @@ def _squared_error(
 
 
 def _convolved_powers(a: np.ndarray, b: float, j: np.ndarray) -> np.ndarray:
-  """`sum_{r<=j} e^(a r) e^(b (j-r))`, written so that a near b is no 0/0."""
+  """Returns `sum_{r<=j} e^(a r) e^(b (j-r))`, written so that a near b is no 0/0."""
   larger, smaller = np.where(a.real > b, a, b), np.where(a.real > b, b, a)
   gap = smaller - larger
   ratio = _expm1((j + 1) * gap) / np.where(gap == 0, 1.0, _expm1(gap))
@@ -170,7 +170,7 @@ def _scheduled_error(
 
 def _squared_sensitivity(
     weights: np.ndarray, logs: np.ndarray, steps: int, min_sep: int, k: int) -> np.ndarray:
-  """Squared norm of the sum of the columns 0, b, ..., (k-1) b, for c_0 = 1.
+  """Returns the squared norm of the sum of the columns 0, b, ..., (k-1) b, for c_0 = 1.
 
   Between two participations the sum is `sum_i omega_i g_i(m) theta_i^(r-1)`
   after r steps, g_i(m) = 1 + theta_i^b + ... + theta_i^(m b); sums over r are
@@ -206,12 +206,12 @@ def _squared_sensitivity(
 def sensitivity(
     scale: float, weights: np.ndarray, decays: np.ndarray, steps: int, min_sep: int,
     k: int) -> float:
-  """Exact, of a C with positive decreasing coefficients, in O(d^2 log k)."""
+  """Returns the exact sensitivity for positive decreasing coefficients, in O(d^2 log k)."""
   return float(scale * np.sqrt(_squared_sensitivity(weights, np.log(decays), steps, min_sep, k)))
 
 
 def coefficients(scale: float, weights: np.ndarray, decays: np.ndarray, n: int) -> np.ndarray:
-  """[n] first column: scale, then `scale * sum_i weights_i decays_i^(j-1)`."""
+  """Returns [n] first column: scale, then `scale * sum_i weights_i decays_i^(j-1)`."""
   result = np.zeros(n)
   result[0] = 1
   j = np.arange(n - 1, dtype=np.float64)
@@ -221,7 +221,7 @@ def coefficients(scale: float, weights: np.ndarray, decays: np.ndarray, n: int) 
 
 
 def invert(weights: np.ndarray, decays: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-  """`(weights, decays)` of C^-1 (c_0 = 1): eigenvalues of `diag(theta) - sqrt(w w^T)`."""
+  """Returns `(weights, decays)` of C^-1 (c_0 = 1): eigenvalues of `diag(theta) - sqrt(w w^T)`."""
   root = np.sqrt(weights)
   phi = np.linalg.eigvalsh(np.diag(decays) - np.outer(root, root))[::-1]
   to_zeros = phi[:, None] - decays
@@ -248,7 +248,7 @@ def _log1p(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def nodes(start: int, stop: int) -> Tuple[np.ndarray, np.ndarray]:
-  """Points and weights with `sum_{start <= j < stop} f(j)` close to `weights @ f(points)`.
+  """Returns points and weights with `sum_{start <= j < stop} f(j)` close to `weights @ f(points)`.
 
   Exact for short ranges, else for polynomials of degree 31 on panels [a, 2a):
   sums of powers theta^j, 0 < theta < 1, have an error of about 1e-14.
@@ -271,7 +271,7 @@ def nodes(start: int, stop: int) -> Tuple[np.ndarray, np.ndarray]:
 
 
 def _gauss(size: int) -> Tuple[np.ndarray, np.ndarray]:
-  """Gauss rule of the sum over 0, ..., size - 1: zeros of the discrete Chebyshev polynomials."""
+  """Returns the Gauss rule of a sum over `size`: zeros of discrete Chebyshev polynomials."""
   if size <= _NODES:
     return np.arange(size, dtype=np.float64), np.ones(size)
   k = np.arange(1, _NODES, dtype=np.float64)

@@ -151,7 +151,7 @@ def optimal(
 def _balanced(
     workload: workload_lib.Workload, n: int, objective: str, tolerance: float, most: int,
     bar: tqdm.tqdm) -> Tuple[np.ndarray, float, float]:
-  """Fixed point of the two-sided scaling `P^1/2 A Q^1/2 = U S V^T`.
+  """Iterates the two-sided scaling `P^1/2 A Q^1/2 = U S V^T` to its fixed point.
 
   P and Q are weights of rows and columns that sum to one (P is uniform for the mean error). At the
   optimum q = diag(V S V^T) / tr S and X = C^T C = Q^-1/2 V S V^T Q^-1/2 up to scale. Whatever the
@@ -184,7 +184,7 @@ def _balanced(
 
 
 def _decompose(matrix: np.ndarray, objective: str) -> Tuple[Any, np.ndarray, np.ndarray]:
-  """`(U, s, V)`; U, and small singular values to full precision, for the maximal error only."""
+  """Returns `(U, s, V)`; U, and small s to full precision, for the maximal error only."""
   if objective == 'max':
     u, s, v = linalg.svd(matrix, check_finite=False)
     return u, np.maximum(s, 1e-300), v.T
@@ -193,7 +193,7 @@ def _decompose(matrix: np.ndarray, objective: str) -> Tuple[Any, np.ndarray, np.
 
 
 def _relaxed(old: np.ndarray, new: np.ndarray, factor: float = 1.5) -> np.ndarray:
-  """A step of 1.5 in the logarithm: the plain map contracts by about 0.7, all one-sided."""
+  """Takes a step of 1.5 in the logarithm: the plain map contracts by about 0.7, one-sided."""
   result = old * (new / old)**factor
   return result / result.sum()
 

@@ -30,7 +30,7 @@ class ToeplitzMechanism(interface.Mechanism):
     return sensitivity_lib.toeplitz(coefficients, self.steps or len(coefficients), min_sep, k)
 
   def _fixed_order_sensitivity(self, epoch: int, k: int) -> float:
-    """Exact for non-negative coefficients, else an upper bound; infinite unless k is all epochs.
+    """Returns an upper bound, exact for coefficients >= 0; inf unless k is all epochs.
 
     The first place is the worst one: columns of later places are cut short.
     """

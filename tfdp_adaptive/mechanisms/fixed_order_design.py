@@ -45,7 +45,7 @@ def optimal(
   gram = a.T @ a
 
   def matrix(p: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """X from the logarithms of its diagonal (up to a factor per place) and its correlations."""
+    """Returns X of log-diagonals (up to a factor per place) and correlations, and roots."""
     diagonal = np.exp(p[:n])
     diagonal /= np.bincount(place, diagonal)[place]
     root = np.sqrt(diagonal)
@@ -67,7 +67,7 @@ def optimal(
     gradient = np.concatenate([scaling, 2 * pulled[i, j] * root[i] * root[j]])
     return math.log(value), gradient / value
 
-  # As many bands as places: columns of one place do not overlap.
+  # C has as many bands as places: columns of one place do not overlap.
   start = matrices.toeplitz_matrix(
       toeplitz.square_root(workload_lib.Workload(workload.momentum), min(epoch, n)), n)
   start /= np.linalg.norm(start, axis=0)

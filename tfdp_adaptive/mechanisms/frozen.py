@@ -25,7 +25,7 @@ class Frozen:
       if type(self) is cls:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        given = dict(list(bound.arguments.items())[1:])  # Without `self`.
+        given = dict(list(bound.arguments.items())[1:])  # All but `self`.
         self.__dict__.update(_frozen=True, _arguments=copy.deepcopy(given))
 
     cls.__init__ = initialize_and_freeze  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ def evaluations(bands: int, n: int) -> int:
 def optimal(
     start: np.ndarray, workload: workload_lib.Workload, tolerance: Optional[float],
     name: str) -> np.ndarray:
-  """[n, bands] rows of C, `C[t, t-j]` at [t, j], with unit columns and the least error.
+  """Returns [n, bands] rows of C, `C[t, t-j]` at [t, j], with unit columns and the least error.
 
   Args:
     start: [n, bands] rows of a C with unit columns to begin with.
@@ -57,7 +57,7 @@ def optimal(
   # The remaining gain is some hundred times the gain of one iteration.
   ftol = 1e-11 if tolerance is None else 1e-3 * tolerance
   with progress.bar(name) as bar:
-    # So many variables that a longer memory would cost more than it saves.
+    # A longer memory of so many variables would cost more than it saves.
     x = gram(toeplitz.minimize(
         loss, of_rows(start)[1:][fits], ftol=ftol, maxcor=10, starts=1,
         maxiter=evaluations(bands, n) if tolerance is None else _MOST,
@@ -80,7 +80,7 @@ def error_of(x: np.ndarray, a: np.ndarray) -> Optional[Tuple[float, np.ndarray]]
 
 
 def of_rows(rows: np.ndarray) -> np.ndarray:
-  """[bands, n] of C^T C the entry [t+j, t] at [j, t]."""
+  """Returns [bands, n] of C^T C the entry [t+j, t] at [j, t]."""
   n, bands = rows.shape
   result = np.zeros([bands, n])
   for j in range(bands):
@@ -90,7 +90,7 @@ def of_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def factor(x: np.ndarray) -> np.ndarray:
-  """[n, bands] rows of the lower triangular C with this Gram matrix, as `of_rows` returns it."""
+  """Returns [n, bands] rows of the lower triangular C with a Gram matrix from `of_rows`."""
   backwards = np.zeros_like(x)
   for j in range(len(x)):
     backwards[j, :x.shape[1] - j] = x[j, :x.shape[1] - j][::-1]

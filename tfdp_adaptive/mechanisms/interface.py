@@ -90,22 +90,22 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   @abc.abstractmethod
   def design(self) -> Mapping[str, npt.ArrayLike]:
-    """The numbers that define C, by name, before rounding. May take long."""
+    """Returns the numbers that define C, by name, before rounding. May take long."""
 
   @abc.abstractmethod
   def strategy(self, n: Optional[int] = None) -> np.ndarray:
-    """First n coefficients of a Toeplitz C, or its leading n x n block."""
+    """Returns the first n coefficients of a Toeplitz C, or its leading n x n block."""
 
   @abc.abstractmethod
   def noising(self, n: Optional[int] = None) -> np.ndarray:
     """Does the same for C^-1."""
 
   def row_norms(self, n: Optional[int] = None) -> np.ndarray:
-    """[n] L2 norms of the rows of C^-1: the noise of step t has variance r_t, its square."""
+    """Returns [n] row norms of C^-1: the noise of step t has variance r_t, the square."""
     return np.linalg.norm(self.noising(n), axis=1)
 
   def squared_errors(self, n: Optional[int] = None) -> np.ndarray:
-    """[n] squared row norms of B: noise variance of each answer of the workload."""
+    """Returns [n] squared row norms of B: noise variance of each answer of the workload."""
     return np.sum(self.workload.apply(self.noising(n))**2, axis=1)
 
   @abc.abstractmethod
@@ -113,7 +113,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     ...
 
   def get_config(self) -> Dict[str, Any]:
-    """JSON-serializable constructor arguments, as they were understood."""
+    """Returns JSON-serializable constructor arguments, as they were understood."""
     understood = {**self._arguments, **{
         name: value for name, value in vars(self).items() if name in self._arguments}}
     return {name: _plain(value) for name, value in understood.items()}
@@ -163,7 +163,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
                        f'{self.shapes()}. Received: shapes {shapes}.')
 
   def rounded(self: _AnyMechanism, dtype: str = 'float32') -> _AnyMechanism:
-    """The mechanism a run in `dtype` really has; its sensitivity is that of the rounded C."""
+    """Returns the mechanism of a run in `dtype`; its sensitivity is that of the rounded C."""
     try:
       name = np.dtype(dtype).name
     except (TypeError, ValueError):
@@ -178,7 +178,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     return self._variant(dtype=name, reason=self.reason, _unrounded=self)
 
   def with_numbers(self: _AnyMechanism, arrays: Mapping[str, np.ndarray]) -> _AnyMechanism:
-    """The mechanism that runs with these `arrays` instead of a design of its own.
+    """Returns the mechanism that runs with these `arrays` instead of a design of its own.
 
     Raises:
       ValueError: They do not define C and C^-1, or the largest column norm of C
@@ -192,13 +192,13 @@ class Mechanism(frozen.Frozen, abc.ABC):
     return other
 
   def because(self: _AnyMechanism, reason: str) -> _AnyMechanism:
-    """A copy that also says why it was chosen."""
+    """Returns a copy that also says why it was chosen."""
     other = copy.copy(self)
     other.__dict__['reason'] = reason
     return other
 
   def _variant(self: _AnyMechanism, **fields: Any) -> _AnyMechanism:
-    """Constructed again, so that nothing computed from other numbers is carried over."""
+    """Constructs the mechanism again, so that nothing computed from other numbers is kept."""
     with gate.loading():
       other = type(self)(**self.get_config())
     other.__dict__.update(fields)
@@ -230,32 +230,32 @@ class Mechanism(frozen.Frozen, abc.ABC):
     return float(size)
 
   def rmse(self, n: Optional[int] = None, **participation: Any) -> float:
-    """Root mean square error of the workload's first n answers, times `sensitivity(...)`."""
+    """Returns the RMS error of the workload's first n answers, times `sensitivity(...)`."""
     return self._error('mean', n, participation)
 
   def max_error(self, n: Optional[int] = None, **participation: Any) -> float:
-    """Largest standard error of the workload's first n answers, times `sensitivity(...)`."""
+    """Returns the largest standard error of the first n answers, times `sensitivity(...)`."""
     return self._error('max', n, participation)
 
   def last_error(self, n: Optional[int] = None, **participation: Any) -> float:
-    """Standard error of answer n, times `sensitivity(...)`."""
+    """Returns the standard error of answer n, times `sensitivity(...)`."""
     return self._error('last', n, participation)
 
   def memory(self) -> int:
-    """Rows of the parameters' size that a stream keeps between two steps."""
+    """Returns rows of the parameters' size that a stream keeps between two steps."""
     return 0
 
   def passes(self) -> int:
-    """Rows of standard normals that a stream draws for the most expensive step."""
+    """Returns rows of standard normals that a stream draws for the most expensive step."""
     return 1
 
   def materialize(self, n: Optional[int] = None) -> np.ndarray:
-    """[n, n] C, for tests and small problems."""
+    """Returns [n, n] C, for tests and small problems."""
     n = self._rows(n)
     return matrices.toeplitz_matrix(self.strategy(n), n)
 
   def materialize_inverse(self, n: Optional[int] = None) -> np.ndarray:
-    """[n, n] C^-1."""
+    """Returns [n, n] C^-1."""
     n = self._rows(n)
     return matrices.toeplitz_matrix(self.noising(n), n)
 
@@ -273,7 +273,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     return workload_lib.reduce_errors(self.squared_errors(n), objective)
 
   def _rows(self, n: Optional[int]) -> int:
-    """n, or all steps; refuses rows the mechanism does not have."""
+    """Returns n, or all steps. Raises for rows the mechanism does not have."""
     n = self.steps if n is None else n
     if n is None:
       raise ValueError('`n` must be given: the mechanism has no fixed number of steps. '
@@ -288,7 +288,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
   # --- Identity.
 
   def to_json(self) -> str:
-    """Description and numbers; `mechanisms.from_json` restores both bit by bit."""
+    """Returns description and numbers; `mechanisms.from_json` restores both bit by bit."""
     return storage.to_json(self)
 
   def save(self, path: Union[str, os.PathLike]) -> None:
@@ -320,7 +320,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
 
 def _plain(argument: Any) -> Any:
-  """An argument of a constructor as JSON has it."""
+  """Returns an argument of a constructor as JSON has it."""
   if isinstance(argument, workload_lib.Workload):
     return argument.get_config()
   if isinstance(argument, (list, tuple, np.ndarray)):

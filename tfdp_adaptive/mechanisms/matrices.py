@@ -11,7 +11,7 @@ DENSE_LIMIT = 8192  # Steps above which [n, n] matrices are refused.
 
 
 def one_thread() -> ContextManager[Any]:
-  """Context for linear algebra too small to share between BLAS threads.
+  """Returns context for linear algebra too small to share between BLAS threads.
 
   On a busy machine threads spin while they wait for one another: with two,
   `eigh` of n = 256 took 540 ms instead of 9, and the tiny vectors of L-BFGS
@@ -21,7 +21,7 @@ def one_thread() -> ContextManager[Any]:
 
 
 def invert_lower(matrix: np.ndarray) -> np.ndarray:
-  """Inverse of a lower-triangular matrix."""
+  """Returns the inverse of a lower-triangular matrix."""
   return linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
 
 
@@ -31,7 +31,7 @@ def check_lower(matrix: np.ndarray) -> None:
 
 
 def factor_gram(gram: np.ndarray) -> np.ndarray:
-  """Lower-triangular C with `C^T C = gram` and positive diagonal.
+  """Returns the lower-triangular C with `C^T C = gram` and positive diagonal.
 
   `cholesky(gram)` has `C C^T = gram`, whose columns have other norms: rows and
   columns are reversed before and after it.
@@ -40,7 +40,7 @@ def factor_gram(gram: np.ndarray) -> np.ndarray:
 
 
 def toeplitz_matrix(values: np.ndarray, n: int) -> np.ndarray:
-  """[n, n] lower-triangular matrix of Toeplitz coefficients; a matrix stays as it is."""
+  """Returns [n, n] lower-triangular matrix of Toeplitz coefficients; a matrix stays as it is."""
   check_dense(n)
   c = np.asarray(values, np.float64)
   if c.ndim == 2:
@@ -49,7 +49,7 @@ def toeplitz_matrix(values: np.ndarray, n: int) -> np.ndarray:
 
 
 def resized(values: np.ndarray, n: Optional[int]) -> np.ndarray:
-  """First n values, zeros after the last one; all of them for None."""
+  """Returns the first n values, zeros after the last one; all of them for None."""
   if n is None:
     return values
   return np.concatenate([values[:n], np.zeros(max(0, n - len(values)))])

@@ -30,7 +30,7 @@ class Design(NamedTuple):
 
 
 def register(*designs: Design) -> Callable[[_Class], _Class]:
-  """A decorator that makes a `Mechanism` known by its class name and by `designs`."""
+  """Returns a decorator that makes a `Mechanism` known by its class name and by `designs`."""
 
   def decorate(kind: _Class) -> _Class:
     taken = [name for name in (design.name for design in designs) if name in DESIGNS]
@@ -47,8 +47,7 @@ def register(*designs: Design) -> Callable[[_Class], _Class]:
 
 def design(
     name: str, steps: int, size: Optional[int] = None, **options: Any) -> Any:
-  """The mechanism of a name in `DESIGNS`; options (workload, min_sep, ...) it has no use for are
-  left out."""
+  """Returns the mechanism of a name in `DESIGNS`, with the options that its constructor takes."""
   kind, entry = DESIGNS[name]
   if entry.size is not None:
     options[entry.size] = size

@@ -49,14 +49,14 @@ class Form:
     self._forms = np.stack(forms)
 
   def __call__(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
-    """`(value, gradient)`, [p]."""
+    """Returns `(value, gradient)`, [p]."""
     rows = self._forms @ d
     value, weights = workload_lib.reduce(rows @ d, self._objective)
     return value, 2 * weights @ rows
 
 
 def _mean_form(workload: workload_lib.Workload, steps: int, bands: int) -> np.ndarray:
-  """[p, p], of the mean over all steps.
+  """Returns the form [p, p] of the mean over all steps.
 
   `g_m[u] = sum_t w_t a_tu a_t,u+m` follows from `a_tu = r_u + beta a_t,u+1` diagonal by diagonal.
   """
@@ -74,7 +74,7 @@ def _mean_form(workload: workload_lib.Workload, steps: int, bands: int) -> np.nd
 
 
 def _form_of_step(workload: workload_lib.Workload, step: int, bands: int) -> np.ndarray:
-  """[p, p], of one step."""
+  """Returns the form [p, p] of one step."""
   a = _backwards(workload.rates(step + 1), workload.momentum)
   size = 1 << (2 * len(a) - 1).bit_length()
   power = np.abs(np.fft.rfft(a, size))**2
@@ -86,7 +86,7 @@ def _form_of_step(workload: workload_lib.Workload, step: int, bands: int) -> np.
 
 
 def _fill(form: np.ndarray, m: int, products: np.ndarray, total: float = math.nan) -> None:
-  """Diagonal m: `sum_{u>=j} products_u`; the first ones are enough if their total is known."""
+  """Writes diagonal m, `sum_{u>=j} products_u`. First products do if their total is known."""
   places = np.arange(len(form) - m)
   total = products.sum() if math.isnan(total) else total
   before = np.append(0.0, np.cumsum(products[:len(form)]))
@@ -96,12 +96,12 @@ def _fill(form: np.ndarray, m: int, products: np.ndarray, total: float = math.na
 
 
 def _backwards(x: np.ndarray, decay: float) -> np.ndarray:
-  """`sum_{s>=u} decay^(s-u) x_s`."""
+  """Returns `sum_{s>=u} decay^(s-u) x_s`."""
   return signal.lfilter([1.0], [1.0, -decay], x[::-1])[::-1] if decay else x
 
 
 def squared_errors(workload: workload_lib.Workload, inverse: np.ndarray) -> np.ndarray:
-  """[n] squared row norms of `A C^-1` for a Toeplitz C^-1 with these n coefficients.
+  """Returns [n] squared row norms of `A C^-1` for a Toeplitz C^-1 with these n coefficients.
 
   O(n p) for p that are not negligible: as long as t < p, row by row.
   """
@@ -124,7 +124,7 @@ def squared_errors(workload: workload_lib.Workload, inverse: np.ndarray) -> np.n
 def squared_errors_of_decays(
     workload: workload_lib.Workload, steps: int, weights: np.ndarray,
     decays: np.ndarray) -> np.ndarray:
-  """[..., steps] the same for `C^-1_j = sum_i weights_i decays_i^(j-1)`, C^-1_0 = 1; O(T d).
+  """Returns [..., steps], the same for `C^-1_j = sum_i weights_i decays_i^(j-1)`, in O(T d).
 
   Args:
     workload: Has a schedule.
@@ -150,7 +150,7 @@ def squared_errors_of_decays(
 
 
 def _filtered(workload: workload_lib.Workload, inverse: np.ndarray) -> np.ndarray:
-  """Coefficients by which m_t depends on z."""
+  """Returns coefficients by which m_t depends on z."""
   return signal.lfilter([1.0], [1.0, -workload.momentum], inverse) if workload.momentum else inverse
 
 

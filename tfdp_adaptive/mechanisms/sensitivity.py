@@ -21,7 +21,7 @@ PATTERN_LIMIT = 1 << 20  # Partial patterns that are looked at one by one.
 
 
 def participation(min_sep: Optional[int], max_participations: int) -> Tuple[Optional[int], int]:
-  """(min_sep, max_participations) as integers; raises unless they are a pattern."""
+  """Returns (min_sep, max_participations) as integers. Raises unless they are a pattern."""
   checks.whole(max_participations=max_participations)
   if max_participations > 1 and min_sep is None:
     raise ValueError(
@@ -34,12 +34,12 @@ def participation(min_sep: Optional[int], max_participations: int) -> Tuple[Opti
 
 
 def most_participations(steps: int, min_sep: int, max_participations: int) -> int:
-  """k is never more than fit into the run."""
+  """Returns `max_participations`, or as many as fit into the run if that is less."""
   return min(max_participations, -(-steps // min_sep))
 
 
 def best_pattern(values: np.ndarray, min_sep: int, k: int) -> np.ndarray:
-  """Largest sum of at most k values >= 0 at positions min_sep apart, along the last axis."""
+  """Returns the largest sum along the last axis of at most k values >= 0, min_sep apart."""
   n = values.shape[-1]
   best = np.zeros(values.shape[:-1] + (n + 1,))  # best[j]: positions < j only.
   for _ in range(min(k, -(-n // min_sep))):
@@ -49,7 +49,7 @@ def best_pattern(values: np.ndarray, min_sep: int, k: int) -> np.ndarray:
 
 
 def disjoint(squared_norms: np.ndarray, min_sep: int, k: int) -> float:
-  """Exact if C has at most min_sep bands: columns of one pattern do not overlap."""
+  """Returns the sensitivity if columns of one pattern do not overlap (bands <= min_sep)."""
   return float(np.sqrt(best_pattern(np.asarray(squared_norms), min_sep, k)))
 
 
@@ -71,7 +71,7 @@ def equal_spacing_column(c: np.ndarray, steps: int, min_sep: int, k: int) -> np.
 
 
 def majorant(c: np.ndarray) -> np.ndarray:
-  """Smallest non-increasing sequence with `m_j >= |c_j|`; it never lowers a sensitivity."""
+  """Returns the least non-increasing m >= |c|; it never lowers a sensitivity."""
   return np.maximum.accumulate(np.abs(c)[::-1])[::-1]
 
 
@@ -102,7 +102,7 @@ def overlapping(strategy: np.ndarray, min_sep: int, k: int) -> float:
 
 
 def largest_sum(gram: np.ndarray, min_sep: int, k: int) -> Optional[float]:
-  """Largest `sum_{i,j in pi} gram_ij`, gram >= 0; None if there are too many patterns.
+  """Returns the largest `sum_{i,j in pi} gram_ij`, gram >= 0; None if there are too many patterns.
 
   Dynamic programming from left to right, over what the rest of a pattern still
   depends on: the last participation, and those before it that are in reach of
@@ -140,12 +140,12 @@ def largest_sum(gram: np.ndarray, min_sep: int, k: int) -> Optional[float]:
 
 
 def gram_bound(strategy: np.ndarray, min_sep: int, k: int) -> float:
-  """Upper bound for any C [m, n] (Algorithm 4 of arXiv:2306.08153)."""
+  """Returns an upper bound for any C [m, n] (Algorithm 4 of arXiv:2306.08153)."""
   return float(np.sqrt(best_pattern(through_each(strategy, min_sep, k), min_sep, k)))
 
 
 def through_each(strategy: np.ndarray, min_sep: int, k: int) -> np.ndarray:
-  """[n] of each column i, the largest `sum_{j in pi} |(C^T C)_ij|` over patterns through i."""
+  """Returns [n], the largest `sum_{j in pi} |(C^T C)_ij|` over patterns through column i."""
   gram = np.abs(strategy.T @ strategy)
   n = len(gram)
   distance = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))

@@ -30,7 +30,7 @@ CACHE_SWITCH = 'TFDP_MECHANISM_CACHE'  # '0' or 'off': no cache; a path: that fo
 
 def to_json(
     mechanism: Any, arrays: Optional[Mapping[str, np.ndarray]] = None) -> str:
-  """Kind, constructor arguments, dtype, unrounded numbers and their checksum, as text."""
+  """Returns kind, constructor arguments, dtype, unrounded numbers and their checksum, as text."""
   arrays = mechanism.rounded('float64').arrays if arrays is None else arrays
   return json.dumps({
       'format': FORMAT, 'version': VERSION, 'kind': type(mechanism).__name__,
@@ -38,7 +38,7 @@ def to_json(
 
 
 def from_json(text: str) -> Any:
-  """The mechanism `to_json` described, with the same numbers.
+  """Returns the mechanism `to_json` described, with the same numbers.
 
   Raises:
     ValueError: The text is not such a description, is of a newer version, or
@@ -71,7 +71,7 @@ def to_config(mechanism: Any) -> dict:
 
 
 def from_config(content: dict) -> Any:
-  """The mechanism that `to_config` or `to_json` described.
+  """Returns the mechanism that `to_config` or `to_json` described.
 
   Raises:
     ValueError: The content is no such description, or its numbers are damaged.
@@ -96,7 +96,7 @@ def from_config(content: dict) -> Any:
 
 
 def cached(mechanism: Any) -> Mapping[str, npt.ArrayLike]:
-  """`mechanism.design()`, kept on disk by a key of all that decides it."""
+  """Returns `mechanism.design()`, kept on disk by a key of all that decides it."""
   folder = cache_folder()
   if folder is None:
     return mechanism.design()
@@ -129,7 +129,7 @@ def cache_folder() -> Optional[pathlib.Path]:
 
 
 def _write(path: pathlib.Path, text: str) -> None:
-  """A cache that cannot be written is no reason to fail."""
+  """Writes a cache file. A cache that cannot be written is no reason to fail."""
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     runfolder.replace(path, text.encode(), 0o666)
@@ -144,7 +144,7 @@ def _numbers(arrays: Mapping[str, np.ndarray]) -> Dict[str, Any]:
 
 
 def checksum(arrays: Mapping[str, np.ndarray]) -> str:
-  """A hash of names, shapes and numbers, equal if and only if all bits are."""
+  """Returns a hash of names, shapes and numbers, equal if and only if all bits are."""
   digest = hashlib.sha256()
   for name in sorted(arrays):
     array = np.ascontiguousarray(arrays[name], '<f8')

@@ -30,8 +30,8 @@ _GONE = 1e-290  # Smaller ones are zero; arithmetic with numbers near 1e-308 is 
 _DIRECT = 1 << 12  # Coefficients of a reciprocal that are computed one by one.
 _FEW_PRODUCTS = 1 << 24  # Length times taps up to which products are faster than transforms.
 _HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
-_FEW_LAGS = 64  # So many products of long vectors are faster than one transform.
-_MOST_FORMED = 1 << 11  # Coefficients of C^-1 that a design for a schedule looks at.
+_FEW_LAGS = 64  # Number of products of long vectors that are faster than one transform.
+_MOST_FORMED = 1 << 11  # Largest number of coefficients of C^-1 of a design for a schedule.
 _LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
@@ -97,19 +97,19 @@ class BandedToeplitz(families.ToeplitzMechanism):
 
 
 def reciprocal(c: np.ndarray, n: int) -> np.ndarray:
-  """[n] coefficients of `1 / c(x)`: the inverse of a lower-triangular Toeplitz matrix."""
+  """Returns [n] coefficients of `1 / c(x)`: the inverse of a lower-triangular Toeplitz matrix."""
   if min(len(c), n) * n <= _FEW_PRODUCTS:
     return matrices.resized(_until(c[:n], n, _GONE), n)
   return _newton(c, n)
 
 
 def decaying_reciprocal(d: np.ndarray, n: int) -> np.ndarray:
-  """`reciprocal(d, n)` up to where, tending to zero, it is far below rounding of a sum."""
+  """Returns `reciprocal(d, n)` up to where, tending to zero, it is far below rounding of a sum."""
   return _until(d, n, _NEGLIGIBLE)
 
 
 def _until(d: np.ndarray, n: int, least: float) -> np.ndarray:
-  """Coefficients of `1 / d(x)`, up to where what decides all later ones is at most `least`."""
+  """Returns coefficients of `1 / d(x)`, until the state of the filter is at most `least`."""
   pieces, state, length = [], np.zeros(len(d) - 1), min(n, max(16 * len(d), 1024))
   impulse, done = (1.0,), 0
   while done < length:
@@ -119,7 +119,7 @@ def _until(d: np.ndarray, n: int, least: float) -> np.ndarray:
     pieces.append(piece)
     impulse, done = (), length
     size = np.abs(state).max(initial=0)
-    if np.isnan(size):  # So is all that follows.
+    if np.isnan(size):  # All that follows is NaN, too.
       pieces.append(np.full(n - done, np.nan))
       break
     if size > least:
@@ -128,7 +128,7 @@ def _until(d: np.ndarray, n: int, least: float) -> np.ndarray:
 
 
 def _newton(c: np.ndarray, n: int) -> np.ndarray:
-  """`reciprocal(c, n)`, up to rounding of the largest coefficient, in O(n log n)."""
+  """Returns `reciprocal(c, n)`, up to rounding of the largest coefficient, in O(n log n)."""
   if n <= _DIRECT:
     return _until(c[:n], n, 0.0)
   half = _newton(c, -(-n // 2))  # Newton's step doubles the number of right ones.
@@ -137,7 +137,7 @@ def _newton(c: np.ndarray, n: int) -> np.ndarray:
 
 
 def square_root(workload: workload_lib.Workload, n: int) -> np.ndarray:
-  """[n] coefficients of the square root of a workload with a constant rate.
+  """Returns [n] coefficients of the square root of a workload with a constant rate.
 
   `c_k = c_{k-1} (2k-1) / (2k)` for prefix sums, convolved with the same times
   `beta^k` for momentum beta.
@@ -153,7 +153,7 @@ def square_root(workload: workload_lib.Workload, n: int) -> np.ndarray:
 def optimal(
     start: np.ndarray, steps: int, workload: workload_lib.Workload, objective: str,
     name: str = 'BandedToeplitz') -> np.ndarray:
-  """[b] coefficients of least error times sensitivity, c_0 = 1, from a starting point.
+  """Returns [b] coefficients of least error times sensitivity, c_0 = 1, from a starting point.
 
   For a schedule: from the best ones of a constant rate, which they stay where C^-1 does not
   end within the coefficients that can be looked at.
@@ -196,7 +196,7 @@ def minimize(
     loss: Loss, start: np.ndarray, *, bounds: Optional[Sequence[Tuple[float, float]]] = None,
     maxiter: int = 1000, ftol: float = 1e-15, maxcor: int = 30, starts: int = 40,
     callback: Optional[Callable[..., Any]] = None) -> np.ndarray:
-  """L-BFGS-B with restarts; a `loss` of inf marks points outside the domain.
+  """Minimizes by L-BFGS-B with restarts. A `loss` of inf marks points outside the domain.
 
   The line search may step out of it (an unstable C^-1). It is answered with a
   finite bowl around the best point so far: an infinite value with a zero
@@ -241,7 +241,7 @@ def minimize(
 def squared_error(
     c: np.ndarray, steps: int, workload: workload_lib.Workload,
     objective: str) -> Tuple[float, np.ndarray]:
-  """Mean (or last = maximal) squared row norm of `A C^-1` at a constant rate; its gradient in c.
+  """Returns the mean (or last) squared row norm of `A C^-1` at a constant rate; its gradient.
 
   Returns:
     `(value, gradient)`, gradient of the shape of c; `(inf, c)` if C^-1 is
@@ -272,7 +272,7 @@ def squared_error(
 
 
 def error_weights(steps: int, length: int, objective: str) -> Tuple[np.ndarray, float]:
-  """Weights of the squares of the first coefficients of B, and of all later ones together."""
+  """Returns the weights of squared first coefficients of B, and of all later ones together."""
   if objective != 'mean':
     return np.ones(length), steps - length
   weights = (steps - np.arange(length)) / steps
@@ -296,7 +296,7 @@ def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray, inverse: np.ndarray) 
 
 def check_coefficients(
     values: Optional[Sequence[float]], length: int) -> Optional[Tuple[float, ...]]:
-  """A tuple of floats with a positive first one, or None."""
+  """Returns a tuple of floats with a positive first one, or None."""
   if values is None:
     return None
   try:

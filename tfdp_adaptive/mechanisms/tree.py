@@ -162,7 +162,7 @@ class Tree(interface.Mechanism):
     return bound
 
   def _level_bound(self, min_sep: int, k: int) -> float:
-    """Per level, as many participations in one node as fit, until all k are placed."""
+    """Places, on each level, as many participations in one node as fit, until all are placed."""
     total = 0
     for level in range(self.levels):
       most = min(k, -(-2**level // min_sep))
@@ -214,7 +214,7 @@ class Tree(interface.Mechanism):
 
 
 def _nodes(n: int) -> np.ndarray:
-  """[nodes, n] membership of steps in complete dyadic intervals, leaves first."""
+  """Returns [nodes, n] membership of steps in complete dyadic intervals, leaves first."""
   matrices.check_dense(n)
   step = np.arange(n)
   return np.concatenate([

@@ -50,7 +50,7 @@ class Workload:
     return 1 / (1 - self.momentum)
 
   def coefficients(self, n: int) -> np.ndarray:
-    """[n] first column of a Toeplitz A."""
+    """Returns [n] first column of a Toeplitz A."""
     powers = self.momentum ** np.arange(1, n + 1)
     return (1 - powers) / (1 - self.momentum)
 
@@ -61,18 +61,18 @@ class Workload:
                        f'Received: {len(self.learning_rates)} values.')
 
   def rates(self, n: int) -> np.ndarray:
-    """[n] learning rates."""
+    """Returns [n] learning rates."""
     self.check(n)
     return np.ones(n) if self.is_toeplitz else np.asarray(self.learning_rates[:n])
 
   def apply(self, x: np.ndarray) -> np.ndarray:
-    """`A @ x` for x of shape [n, ...]."""
+    """Returns `A @ x` for x of shape [n, ...]."""
     m = signal.lfilter([1.0], [1.0, -self.momentum], x, axis=0) if self.momentum else x
     rates = self.rates(len(x)).reshape((-1,) + (1,) * (np.ndim(x) - 1))
     return np.cumsum(rates * m, axis=0)
 
   def materialize(self, n: int) -> np.ndarray:
-    """[n, n] A."""
+    """Returns [n, n] A."""
     return self.apply(np.eye(n))
 
   def get_config(self) -> dict:
@@ -83,7 +83,7 @@ Like = Union[None, dict, Workload]
 
 
 def get(value: Like) -> Workload:
-  """A Workload from itself, its config, or None (prefix sums)."""
+  """Returns a Workload from itself, its config, or None (prefix sums)."""
   if value is None:
     return Workload()
   if isinstance(value, Workload):
@@ -109,6 +109,6 @@ def reduce(squares: np.ndarray, objective: str, exponent: int = 16) -> Tuple[flo
 
 
 def reduce_errors(squares: np.ndarray, objective: str) -> float:
-  """Mean, maximum or last of squared errors; `objective` as named."""
+  """Returns the mean, maximum or last of squared errors; `objective` as named."""
   reduced = {'mean': squares.mean(), 'max': squares.max(), 'last': squares[-1]}
   return float(reduced[objective])

@@ -34,7 +34,7 @@ def scaled(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
         'on the noise feeds itself through the scale, and the second moment grows without bound. '
         'Use larger batches, less noise or a smaller clip norm.')
   wanted = math.sqrt(size)
-  if not wanted / 10 <= clip_norm <= 30 * wanted:  # Up to sqrt(size * batch) where examples differ.
+  if not wanted / 10 <= clip_norm <= 30 * wanted:  # The norm is up to sqrt(size * batch).
     cautions.append(
         f'l2_norm_clip={clip_norm:g} is in scaled units, where a well preconditioned gradient of '
         f'{size} parameters has norm {wanted:.2g}. Far below, this is DP-Adam with the clip norm '

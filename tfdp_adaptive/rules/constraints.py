@@ -27,7 +27,7 @@ def check(box: Optional[Box], radius: Optional[float]) -> None:
 def projection(
     box: Optional[Box], radius: Optional[float],
     weights: Callable[[Any, trees.Tree], trees.Tree]) -> Optional[Callable[..., trees.Tree]]:
-  """`Rule.project` into a box or a ball, in the metric of `(state, params) -> weights`."""
+  """Returns `Rule.project` into a box or a ball, in a metric `(state, params) -> weights`."""
   if box is not None:
     return lambda state, params: into_box(box, params)
   if radius is None:

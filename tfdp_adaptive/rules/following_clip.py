@@ -139,7 +139,7 @@ def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
 
 
 def slack_buckets(batch_size: float, noise_multiplier: float) -> int:
-  """K for which s_k's noise and the width of a bucket are balanced."""
+  """Returns the K that balances the noise of s_k with the width of a bucket."""
   checks.positive(batch_size=batch_size)
   checks.not_negative(noise_multiplier=noise_multiplier)
   if not noise_multiplier:

@@ -107,7 +107,7 @@ def _apart(rule: contract.Rule) -> bool:
 
 
 def _of_groups(side: contract.SideQuery, count: int) -> contract.SideQuery:
-  """The numbers of every group.
+  """Returns the numbers of every group.
 
   Of group k, `(||r_k|| / (factor c_k))^2 + (sigma ||f_k|| / std)^2 <= 1`. Numbers times
   c_k / zeta keep that for all groups together, since c_k^2 adds up to zeta^2. Where the second
@@ -134,7 +134,7 @@ def _around(rule: contract.Rule, lengths: np.ndarray, groups: Tuple[int, ...],
   ask = rule.asks[0]
 
   def pieces(tree: trees.Tree) -> Tuple[trees.Tree, ...]:
-    """A tree cut into what the copies of the rule see of it."""
+    """Returns a tree cut into what the copies of the rule see of it."""
     if not apart or trees.absent(tree):
       return (tree,) * (len(lengths) if apart else 1)
     return wrapping.cut(tree, groups, len(lengths))

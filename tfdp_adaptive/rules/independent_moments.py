@@ -100,7 +100,7 @@ def _independent(
 def two_moments(
     method: moments.Method, statistic: contract.Statistic, epsilon: float, floor: bool,
     update_clip: Optional[float], name: str) -> contract.Rule:
-  """A rule over two releases: the mean, and the `statistic` as its square."""
+  """Returns a rule over two releases: the mean, and the `statistic` as its square."""
   checks.positive(epsilon=epsilon)
   if update_clip is not None:
     checks.positive(update_clip=update_clip)

@@ -120,7 +120,7 @@ def dp_kfc(
 
 
 def sides(shape: Any) -> Sequence[Sequence[int]]:
-  """Shapes of a variable's factors: its own, or those of two sides."""
+  """Returns shapes of a variable's factors: its own, or those of two sides."""
   view = kronecker.matrices(shape, MAX_SIDE)
   if view is None:
     return [[int(size) for size in shape]]
@@ -139,7 +139,7 @@ def _average(before: tf.Tensor, now: tf.Tensor, decay: float) -> tf.Tensor:
 
 def _scale(
     moment: tf.Tensor, before: tf.Tensor, matrix: bool, power: float, epsilon: float) -> tf.Tensor:
-  """`(moment / its mean + epsilon)^-power`; as it was where that is not finite."""
+  """Returns `(moment / its mean + epsilon)^-power`; as it was where that is not finite."""
   finite = tf.reduce_all(tf.math.is_finite(moment))
   wide = tf.cast(tf.where(finite, moment, tf.zeros_like(moment)), tf.float64)
   if matrix:

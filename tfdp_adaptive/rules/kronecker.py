@@ -44,7 +44,7 @@ class State(NamedTuple):
 
 
 def matrices(shape: Sequence[int], max_size: int) -> Optional[Tuple[int, int, int]]:
-  """`(count, d, p)` as which a variable is seen; None for what is scaled by its coordinates."""
+  """Returns `(count, d, p)`, the matrices of a variable; None if it is scaled by coordinate."""
   shape = [int(size) for size in shape]
   if len(shape) < 2 or (len(shape) > 3 and shape[-1] == 1):
     return None
@@ -60,7 +60,7 @@ def matrices(shape: Sequence[int], max_size: int) -> Optional[Tuple[int, int, in
 def rule(
     name: str, beta_1: float, beta_2: float, epsilon: float, scale_epsilon: float,
     refresh_every: int, max_size: int, rotated: bool) -> contract.Rule:
-  """Shampoo, or Adam in its basis if `rotated`; see `dp_shampoo` and `dp_soap`."""
+  """Returns Shampoo, or Adam in its basis if `rotated`; see `dp_shampoo` and `dp_soap`."""
   checks.decay(beta_1=beta_1, beta_2=beta_2)
   checks.positive(epsilon=epsilon, scale_epsilon=scale_epsilon)
   checks.whole(refresh_every=refresh_every, max_size=max_size)
@@ -106,7 +106,7 @@ def rule(
   def _variable(
       mean: tf.Tensor, variance: tf.Tensor, step: tf.Tensor, first: tf.Tensor, second: tf.Tensor,
       left: Any, right: Any, root: Any) -> Tuple[Any, ...]:
-    """`(direction, first, second, left, right, root)` of one variable."""
+    """Returns `(direction, first, second, left, right, root)` of one variable."""
     view, variance = matrices(mean.shape, max_size), tf.cast(variance, mean.dtype)
     average = lambda beta, before, now: beta * before + (1 - beta) * now
     if view is None:
@@ -154,7 +154,7 @@ def _side(size: int, dtype: tf.DType) -> Side:
 
 def _turned(
     x: tf.Tensor, left: Any, right: Any, back: bool = False, power: int = 0) -> tf.Tensor:
-  """Matrices [count, d, p] in the coordinates of both bases, or back from them.
+  """Returns matrices [count, d, p] in the coordinates of both bases, or back from them.
 
   There they are multiplied by the power of both roots, without a pass over them.
   """
@@ -187,7 +187,7 @@ def _refreshed(
 
 
 def _decomposed(side: Side, scale_epsilon: float) -> Side:
-  """The eigenpairs of its moment, in float64; as it was where that is not finite."""
+  """Returns the eigenpairs of its moment, in float64; as it was where that is not finite."""
   dtype = side.moment.dtype
   basis = tf.cast(side.basis, tf.float64)
   moment = basis @ tf.matmul(tf.cast(side.moment, tf.float64), basis, transpose_b=True)

@@ -43,7 +43,7 @@ class Largest(NamedTuple):
   """State of `largest_average_of_squares`."""
 
   average: trees.Tree
-  largest: trees.Tree  # Of all averages so far, by coordinate.
+  largest: trees.Tree  # The largest average so far, by coordinate.
 
 
 class Centered(NamedTuple):
@@ -64,7 +64,7 @@ def gradient_itself() -> FirstMoment:
 
 
 def average(beta: float, normalized: bool) -> FirstMoment:
-  """`m = beta * m + (1 - beta) * g`, divided by `1 - beta**step` if `normalized`."""
+  """Returns `m = beta * m + (1 - beta) * g`, divided by `1 - beta**step` if `normalized`."""
 
   def update(
       moment: trees.Tree, gradient: trees.Tree, step: tf.Tensor) -> Tuple[trees.Tree, trees.Tree]:
@@ -75,7 +75,7 @@ def average(beta: float, normalized: bool) -> FirstMoment:
 
 
 def heavy_ball(momentum: float, nesterov: bool) -> FirstMoment:
-  """`m = momentum * m + g`, undamped; Nesterov follows `g + momentum * m`."""
+  """Returns `m = momentum * m + g`, undamped; Nesterov follows `g + momentum * m`."""
 
   def update(
       moment: trees.Tree, gradient: trees.Tree, step: tf.Tensor) -> Tuple[trees.Tree, trees.Tree]:
@@ -128,7 +128,7 @@ def sum_of_squares(initial_value: float = 0.0) -> SecondMoment:
 
 
 def yogi_squares(beta: float, initial_value: float = 0.0) -> SecondMoment:
-  """`v - (1 - beta) * sign(v - g^2) * g^2` (Zaheer et al. 2018)."""
+  """Returns `v - (1 - beta) * sign(v - g^2) * g^2` (Zaheer et al. 2018)."""
 
   def add(nu: trees.Tree, square: trees.Tree) -> trees.Tree:
     return trees.map(lambda v, q: v - (1 - beta) * tf.sign(v - q) * q, nu, square)
@@ -183,14 +183,14 @@ def squared(tree: trees.Tree) -> trees.Tree:
 
 
 def divide(first: trees.Tree, root: trees.Tree) -> trees.Tree:
-  """`first / root` with 0/0 := 0, for roots that may be zero."""
+  """Returns `first / root` with 0/0 := 0, for roots that may be zero."""
   return trees.map(tf.math.divide_no_nan, first, root)
 
 
 
 
 def negative_fraction(nu: trees.Tree, bias: trees.Scalar = 0.0) -> tf.Tensor:
-  """Returns the share of coordinates with `nu < bias`, a diagnostic (0.5 is pure noise)."""
+  """Returns the fraction of coordinates with `nu < bias`, a diagnostic (0.5 is pure noise)."""
   leaves = tf.nest.flatten(nu)
   below = tf.add_n([
       tf.math.count_nonzero(leaf < tf.cast(bias, leaf.dtype)) for leaf in leaves])

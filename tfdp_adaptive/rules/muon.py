@@ -112,7 +112,7 @@ def dp_muon(
 
 
 def orthogonalized(matrix: tf.Tensor, steps: int) -> tf.Tensor:
-  """A matrix with all singular values near one, by `steps` of Newton and Schulz."""
+  """Returns a matrix with all singular values near one, by `steps` of Newton and Schulz."""
   wide = matrix.shape[0] <= matrix.shape[1]
   x = _unit(matrix if wide else tf.transpose(matrix))
   for _ in range(steps):

@@ -69,7 +69,7 @@ def pagan(
 def _ellipsoidal(
     each: bool, ellipsoid: trees.Tree, projection: str, box: Optional[constraints.Box],
     radius: Optional[float], name: str) -> contract.Rule:
-  """The rule with a sum of squares for each coordinate, or one for all of them."""
+  """Returns the rule with a sum of squares for each coordinate, or one for all of them."""
   checks.one_of(('euclidean', 'rescale'), projection=projection)
   constraints.check(box, radius)
   for a in () if ellipsoid is None else tf.nest.flatten(ellipsoid):
@@ -102,7 +102,7 @@ def _ellipsoidal(
 
 
 def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
-  """The ellipsoid that suits `rules.pagan`: a = C / bound^2 with C = stddevs^(-4/3).
+  """Returns the ellipsoid that suits `rules.pagan`: a = C / bound^2 with C = stddevs^(-4/3).
 
   Minimizes the error bound of Asi et al. (2021) for sub-Gaussian coordinates.
 

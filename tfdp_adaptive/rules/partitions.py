@@ -77,7 +77,7 @@ def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
 
 def _partition(
     predicates: Tuple[Predicate, ...], rules: Tuple[contract.Rule, ...]) -> contract.Rule:
-  """The rule of parts that know their noise."""
+  """Returns the rule of parts that know their noise."""
 
   def part_of(spec: tf.TensorSpec) -> int:
     for k, predicate in enumerate(predicates):

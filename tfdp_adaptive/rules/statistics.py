@@ -71,7 +71,7 @@ def mean_of_squares(share: float = 0.5) -> contract.Statistic:
 
 
 def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
-  """`mean_of_squares`, noised jointly with the mean (Kalinin et al. 2025).
+  """Returns `mean_of_squares`, noised jointly with the mean (Kalinin et al. 2025).
 
   One record moves `(mean, sqrt(lambda) * mean of squares)` by at most S, with
   `lambda = relative_lambda / zeta^2`; the noise has std S on the mean and
@@ -91,7 +91,7 @@ def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
 
 
 def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
-  """`square_of_mean`, noised jointly with the mean; equation (5.1), never free for B >= 2."""
+  """Returns `square_of_mean`, noised jointly with the mean: (5.1), never free for B >= 2."""
   checks.positive(relative_lambda=relative_lambda)
 
   def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:

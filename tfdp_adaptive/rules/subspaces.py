@@ -17,7 +17,7 @@ Finder = Callable[[trees.Tree, tf.DType], tf.Tensor]  # (public, dtype) -> [m, k
 
 def finder(
     dimension: Optional[int], basis: Optional[npt.ArrayLike], method: str, name: str) -> Finder:
-  """`(public, dtype) -> [m, k]` from a factory's arguments, which it checks."""
+  """Returns `(public, dtype) -> [m, k]` from a factory's arguments, which it checks."""
   checks.one_of(METHODS, method=method)
   if basis is not None and dimension is None:
     fixed = check_basis(basis)

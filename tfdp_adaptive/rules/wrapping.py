@@ -47,7 +47,7 @@ def joined(parts: Sequence[Sequence[tf.Tensor]], numbers: Sequence[int]) -> List
 
 def followed(
     rule: contract.Rule, change: Callable[..., trees.Tree], **fields: Any) -> contract.Rule:
-  """The same rule, whose direction is what `(direction, state before, public)` is changed to."""
+  """Returns the rule with `change(direction, state before, public)` as its direction."""
 
   def update(
       state: Any, releases: contract.Releases, public: trees.Tree = ()) -> Tuple[trees.Tree, Any]:
@@ -60,6 +60,6 @@ def followed(
 def of_inner(
     rule: contract.Rule, own: Callable[[Any], Any] = operator.attrgetter('rule')
     ) -> Optional[Callable[..., trees.Tree]]:
-  """The `project` of a wrapper that has the state of `rule` at `own` of its own state."""
+  """Returns the `project` of a wrapper that has the state of `rule` at `own` of its own state."""
   project = rule.project
   return project and (lambda state, params: project(own(state), params))
