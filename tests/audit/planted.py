@@ -166,12 +166,13 @@ def b_for_2b_minus_1():
 @contextlib.contextmanager
 def examples_as_records():
   """Every example of a user is clipped by itself, where users are what is protected."""
-  def split(data, plan=None):
-    del plan
+  def split(data, plan=None, outputs=None):
+    del plan, outputs
     x, y, weights = (tf.reshape(t, tf.concat([[-1], tf.shape(t)[2:]], 0)) for t in data)
     size = x.shape[-1]
+    weights = tf.cast(tf.ensure_shape(weights, [None]), tf.float32)
     return interface.Batch(tf.ensure_shape(x, [None, size]), tf.ensure_shape(y, [None, 1]),
-                           tf.ensure_shape(weights, [None]), weights != 0)
+                           weights, weights != 0), None, 1
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(step_lib, 'unpack', split)

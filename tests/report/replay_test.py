@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
@@ -146,6 +147,49 @@ def test_every_pass_has_other_batches(tmp_path):
   assert passes[0] != passes[1] and sampling_seed.opened(tmp_path / 'coins')['starts'] == [0, 0]
 
 
+def make_model(plan):
+  model = tfdp.make_private(compat.keras.Sequential([
+      compat.keras.layers.Input([2]), compat.keras.layers.Dense(1)]))
+  model.compile(tfdp.DPSGD(0.1, plan=plan), loss='mse', jit_compile=False)
+  return model
+
+
+def by_train_on_batch(model):
+  return model.train_on_batch
+
+
+def by_a_step_of_ones_own(model):
+  return lambda *batch: model.train_step(batch)
+
+
+def by_a_traced_step(model):
+  return tf.function(lambda *batch: model.train_step(batch)['loss'], reduce_retracing=True)
+
+
+@pytest.mark.parametrize('loop', [by_train_on_batch, by_a_step_of_ones_own, by_a_traced_step])
+def test_a_loop_of_ones_own_commits_before_its_first_step(loop, tmp_path):
+  plan = dataclasses.replace(make_plan(), target_delta=2e-3, steps=STEPS + len(loop.__name__))
+  model = make_model(plan)
+  model.optimizer.build(model.trainable_variables)
+  batches = plan.batches((X, Y), coins=tmp_path / 'coins', digests_to=tmp_path / 'digests')
+  take = loop(model)
+  for step, batch in zip(range(STEPS), batches):
+    take(*batch)
+    if not step:
+      assert any('sampling seed was fixed' in note for note in model.ledger.entries[0].notes)
+  (tmp_path / 'card.json').write_text(card_json.to_json(model.privacy_card()))
+  assert model.optimizer.steps_done == STEPS and verify(tmp_path) == 0
+
+
+def test_a_loop_with_batches_of_two_seeds_commits_to_none(tmp_path):
+  plan = dataclasses.replace(make_plan(), steps=41)
+  model = make_model(plan)
+  first = next(iter(plan.batches((X, Y), coins=tmp_path / 'coins')))
+  next(iter(plan.batches((X, Y))))
+  model.train_on_batch(*first)
+  assert not any('sampling seed' in note for note in model.ledger.entries[0].notes)
+
+
 def test_the_digest_is_in_the_ledger_before_the_first_step(tmp_path):
   seen = []
 
@@ -156,13 +200,11 @@ def test_the_digest_is_in_the_ledger_before_the_first_step(tmp_path):
         seen.append(model.optimizer.run.notes)
         seen.append(model.optimizer.steps_done)
 
-  model = tfdp.make_private(compat.keras.Sequential([
-      compat.keras.layers.Input([2]), compat.keras.layers.Dense(1)]))
   plan = make_plan()
-  model.compile(tfdp.DPSGD(0.1, plan=plan), loss='mse', jit_compile=False)
+  model = make_model(plan)
   batches = plan.batches((X, Y), coins=tmp_path / 'coins', digests_to=tmp_path / 'digests')
   model.fit(batches, steps_per_epoch=STEPS, epochs=1, verbose=0, callbacks=[Look()])
-  sentence = digests.COMMITTED.format(
+  sentence = sampling_seed.COMMITTED.format(
       sampling_seed.digest(sampling_seed.opened(tmp_path / 'coins')['key']))
   assert sentence in seen[0] and not seen[1]
   assert sentence in model.ledger.entries[0].notes

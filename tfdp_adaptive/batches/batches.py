@@ -105,7 +105,7 @@ class Batches(passes.Lazy):
     commitment = self.seed.commitment(
         self.first, None if self.plan.sampling.drawn_each_step else self.records)
     return [*self.records.source.notes(),
-            *([] if commitment is None else [digests.COMMITTED.format(commitment)]),
+            *([] if commitment is None else [sampling_seed.COMMITTED.format(commitment)]),
             *([] if self.views is None else self.views.notes())]
 
   def check(self, plan: terms_lib.Terms, steps_done: int, steps: int, epochs: int) -> None:
@@ -235,8 +235,9 @@ def of_plan(plan: terms_lib.Terms, data: sources.Data, *, users: Optional[users_
       begins writes it, one that goes on reads it. Without it such a run cannot be resumed
       by another process. One file, one run. Other schemes without coins at every step, such
       as `FixedOrder`, need none; with one, records in another order are refused. With a file,
-      `fit` writes the digest of the coins into the ledger before the first step. Whoever is
-      shown the file later can draw all batches again.
+      the digest of the coins is in the ledger before the first step, in `fit` and in a loop of your
+      own, unless this process draws batches of the plan from several seeds. Whoever is shown the
+      file later can draw all batches again.
     digests_to: Path of a new file for digests of the records of every batch, which
       `tfdp verify --opened COINS --digests FILE` compares with the coins. Needs `coins`. The
       digests are keyed by the coins: without them, the file tells only the sizes of batches.

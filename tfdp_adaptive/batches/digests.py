@@ -21,7 +21,6 @@ from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 
-COMMITTED = 'The sampling seed was fixed before the first step. Its digest is {}.'
 _FORMAT, _VERSION = 'tfdp_adaptive.digests', 1
 
 

@@ -26,6 +26,7 @@ from tfdp_adaptive.batches import tags
 _FORMAT = 'tfdp_adaptive.coins 2'
 _BITS = 256
 Coins = Union[str, 'os.PathLike[str]', 'SamplingSeed', None]  # A run's seed, or its file.
+COMMITTED = 'The sampling seed was fixed before the first step. Its digest is {}.'
 
 
 class SamplingSeed:
@@ -63,6 +64,8 @@ class SamplingSeed:
       return self._plan.seed
     if self._key is None:
       self._key = self._read(start_step) if start_step else self._begin()
+      tags.found_seed(self._plan, '' if self._path is None else COMMITTED.format(
+          digest(self._key)))
     return self._key
 
   @property
@@ -90,6 +93,7 @@ class SamplingSeed:
     if self._plan.seed is not None:
       return self._plan.seed
     if self._path is None:
+      tags.found_seed(self._plan, '')
       return secrets.randbits(_BITS)
     key = self.key(start_step)
     self._starts.append(start_step)

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import hashlib
 import threading
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
 import weakref
 
 import numpy as np
@@ -37,6 +37,9 @@ MOST_ROWS, DRAWS = 2**17, 2**11 - 1
 # Fields of a plan that determine its batches; the noise may differ.
 _FIELDS = ('batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling', 'seed')
 _TAKEN: Dict[int, Tuple[Any, List[Any]]] = {}  # Identity -> (weak reference to weights, runs).
+# Coefficients of a plan -> what each seed of this process commits to; '' for a seed in no file.
+_SEEDS: Dict[Tuple[int, int, int], Set[str]] = {}
+_BEGUN: Any = weakref.WeakSet()  # Runs that have begun a step.
 _inside = threading.local()
 
 
@@ -140,6 +143,24 @@ def _forget(key: int, reference: 'weakref.ref[Any]') -> None:
     del _TAKEN[key]
 
 
+def found_seed(plan: terms_lib.Terms, commitment: str) -> None:
+  """Registers a seed from which this process draws batches of a plan, by its sentence or ''."""
+  _SEEDS.setdefault(coefficients(plan), set()).add(commitment)
+
+
+def _commit(optimizer: compat.Optimizer) -> None:
+  """Notes the digest of the sampling seed before the first step of a loop of one's own.
+
+  With several seeds, nothing tells from which of them a batch came, and nothing is noted.
+  """
+  found = _SEEDS.get(coefficients(optimizer.plan), set())
+  if len(found) != 1 or '' in found or compat.has_replicas():
+    return
+  with tf.init_scope():  # The step may be traced.
+    if not optimizer.run.steps:
+      optimizer.run.note(*found)
+
+
 @contextlib.contextmanager
 def spending(optimizer: compat.Optimizer, sample_weight: trees.Tree) -> Iterator[None]:
   """Notes that a run takes a step on a batch, unless the step is inside another call.
@@ -153,11 +174,16 @@ def spending(optimizer: compat.Optimizer, sample_weight: trees.Tree) -> Iterator
     sample_weight: A nest of tensors or arrays of the batch, or None.
   """
   nested, _inside.step = getattr(_inside, 'step', False), True
+  counted = not nested and getattr(optimizer, 'plan', None) is not None and (
+      optimizer.own_sampler is None)
+  if counted and optimizer.run not in _BEGUN:
+    _BEGUN.add(optimizer.run)
+    _commit(optimizer)
   try:
     yield
   finally:
     _inside.step = nested
-  if nested or getattr(optimizer, 'plan', None) is None or optimizer.own_sampler is not None:
+  if not counted:
     return
   for one in tf.nest.flatten(sample_weight):
     if hasattr(one, 'dtype'):

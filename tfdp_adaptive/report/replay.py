@@ -52,7 +52,7 @@ def check(card: card_lib.Card, seed: pathlib.Path, log: pathlib.Path) -> List[Fi
   """
   saved = sampling_seed.opened(seed, f'{seed} must be the file of coins of a run. ')
   size, lines = digests.read(log)
-  sentence = digests.COMMITTED.format(sampling_seed.digest(saved['key']))
+  sentence = sampling_seed.COMMITTED.format(sampling_seed.digest(saved['key']))
   found = [(number, run) for number, run in enumerate(card.runs, 1)
            if sentence in run.notes and run.plan is not None]
   if not found:
