@@ -6,6 +6,7 @@ records, and searches all that is printed. The second one searches the source.
 """
 
 import ast
+import functools
 import logging
 import pathlib
 import re
@@ -17,7 +18,10 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.audit import subjects
+from tfdp_adaptive.cli import main
 from tfdp_adaptive.report import card_json
+from tfdp_adaptive.report import registry
 
 N, VALUE, PLACE = 4273, 98765.5, 4219
 SECRETS = (str(N), f'{N:,}', str(N - 1), str(N + 1), str(PLACE), '98765')
@@ -119,6 +123,8 @@ FAILURES = {
         sampling=tfdp.sampling.Poisson())),
     'users': drawn(x(), USERS, users=IDS[1:], examples_per_user=1),
     'users in two columns': drawn(x(), USERS, users=np.stack([IDS, IDS], 1), examples_per_user=1),
+    'audited lengths': lambda: subjects._checked((x(), np.zeros(N - 1))),
+    'canaries': lambda: tfdp.audit.insert((x(), np.zeros(N)), [0, PLACE, N + 9]),
     'no id': drawn(x(), USERS, users=[None, *map(str, IDS[1:])], examples_per_user=1),
 }
 
@@ -144,6 +150,41 @@ def test_training_prints_no_secrets(capfd):
   said = texts(capfd, trained)
   assert 'Guarantee' in said, said
   assert not secrets_in(said), said
+
+
+def test_commands_on_a_card_print_no_secrets(tmp_path, capfd):
+  model = tfdp.make_private(compat.keras.Sequential([
+      compat.keras.layers.Input([2]), compat.keras.layers.Dense(1)]))
+  plan = private(seed=None)
+  model.compile(tfdp.DPSGD(0.1, plan=plan), loss='mse', jit_compile=False)
+  weights, coins, log, out = (
+      str(tmp_path / name) for name in ('m.weights.h5', 'coins', 'digests', 'out'))
+  model.fit(plan.batches((x() / VALUE, np.zeros(N)), coins=coins, digests_to=log),
+            steps_per_epoch=1, epochs=2, verbose=0)
+  model.save_weights(weights)
+  edited = tmp_path / 'edited'
+  header, *lines = (tmp_path / 'digests').read_text().splitlines()
+  assert str(N) in header
+  edited.write_text('\n'.join([header, *(line.replace('"records": [', '"records": ["0", ', 1)
+                                         for line in lines)]))
+  words = [part for about in registry.REQUIRED for part in (
+      '--words', f'{about}=2026-11-28')]
+  commands = {
+      0: [['card', weights, '--out', out], ['card', weights, '--format', 'huggingface'],
+          ['card', weights, '--format', 'registry', *words],
+          ['verify', out, '--weights', weights],
+          ['verify', out, '--opened', coins, '--digests', log]],
+      3: [['verify', out, '--opened', coins, '--digests', str(edited)]],
+      2: [['verify', out, '--opened', coins, '--digests', weights],
+          ['verify', out, '--opened', log, '--digests', log],
+          ['card', str(tmp_path)], ['verify', log]]}
+  for status, some in commands.items():
+    for command in some:
+      said = texts(capfd, functools.partial(main.main, command))
+      assert said.split('\n')[0] == str(status), said
+      assert not secrets_in(said), said
+  for path in (tmp_path / 'out').iterdir():
+    assert not secrets_in(path.read_text(encoding='utf-8')), path
 
 
 # Names of values that come from the data. Allowed are formats whose value does not.

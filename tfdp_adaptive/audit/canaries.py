@@ -132,8 +132,8 @@ def insert(
     raise ValueError('`indices` must be two or more different records. '
                      f'Received: an array of shape {indices.shape}.')
   if indices.min() < 0 or indices.max() >= len(y):
-    raise ValueError(f'`indices` must be in [0, {len(y)}). Received: from {indices.min()} to '
-                     f'{indices.max()}.')
+    raise ValueError('`indices` must be at least 0 and below the number of records, which is not '
+                     'printed here. Received: others.')
   rng = np.random.default_rng(seed)
   y[indices] = np.roll(y[indices], 1, axis=0) if labels is None else labels
   included = rng.random(len(indices)) < 0.5

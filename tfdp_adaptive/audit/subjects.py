@@ -281,7 +281,7 @@ def _checked(data: Any) -> Tuple[Any, int]:
   lengths = {a.shape[0] if a.ndim else 0 for a in tf.nest.flatten(arrays)}
   if len(lengths) != 1 or not min(lengths):
     raise ValueError('`data` must be a pair (x, y) of arrays with the same number of records, at '
-                     f'least one. Received: lengths {sorted(lengths)}.')
+                     f'least one. Received: {len(lengths)} numbers of records.')
   larger = lambda a: a * np.asarray(_HUGE, a.dtype) if a.dtype.kind == 'f' else a
   blank = lambda a: np.full((1, *a.shape[1:]), '' if a.dtype.kind in 'OSU' else 0, a.dtype)
   together = lambda a: np.concatenate([a, larger(a), blank(a)])

@@ -19,15 +19,17 @@ import contextlib
 import functools
 import hashlib
 import threading
-from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple, TYPE_CHECKING
 import weakref
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import compat
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive import trees
+
+if TYPE_CHECKING:
+  from tfdp_adaptive import compat
 
 Number = Any  # An int, or an array or tensor of them.
 _PRIME = 2**28 - 57  # Tags fit into the 29 digits that float64 has more, without rounding up.
@@ -154,7 +156,7 @@ def _commit(optimizer: compat.Optimizer) -> None:
   With several seeds, nothing tells from which of them a batch came, and nothing is noted.
   """
   found = _SEEDS.get(coefficients(optimizer.plan), set())
-  if len(found) != 1 or '' in found or compat.has_replicas():
+  if len(found) != 1 or '' in found or tf.distribute.get_strategy().num_replicas_in_sync > 1:
     return
   with tf.init_scope():  # The step may be traced.
     if not optimizer.run.steps:

@@ -105,8 +105,7 @@ def _pass(
     if recorded is None:
       continue
     if len(recorded) != len(batch):
-      return (f'at step {step} the coins draw {len(batch)} records, and there are digests of '
-              f'{len(recorded)}.')
+      return f'at step {step} the coins draw another number of records than there are digests of.'
     for index, digest in zip(batch.tolist(), recorded if fixed else ()):
       if by_number.setdefault(index, digest) != digest:
         return (f'at step {step} the digests are not those of the records that the coins draw: '
