@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tfdp card`: the privacy card of a run or of a saved model, as JSON, Markdown and a page."""
 
+from __future__ import annotations
+
 import argparse
+import importlib
 import pathlib
 import shutil
-from typing import Sequence
+from typing import Sequence, TYPE_CHECKING
 
 from tfdp_adaptive import errors
-from tfdp_adaptive import privacy
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import weight_digests
-from tfdp_adaptive.report import card_json
-from tfdp_adaptive.report import card_page
-from tfdp_adaptive.report import huggingface
-from tfdp_adaptive.report import registry
-from tfdp_adaptive.report import signing
 
-_FORMATS = {'tfdp': card_page.files, 'huggingface': huggingface.files, 'registry': registry.files}
+if TYPE_CHECKING:  # `tfdp card --help` does not wait for SciPy.
+  from tfdp_adaptive.privacy import card as card_lib
+
+_FORMATS = {'tfdp': 'card_page', 'huggingface': 'huggingface', 'registry': 'registry'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_page  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
   if arguments.sign is not None and arguments.out is None:
     raise errors.UsageError('--sign needs --out, the folder to sign.')
   with errors.usage():
@@ -47,7 +48,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.out is None and arguments.json:
       print(card_json.to_json(card), end='')
       return
-    texts = _FORMATS[arguments.format](card)
+    module = importlib.import_module(f'tfdp_adaptive.report.{_FORMATS[arguments.format]}')
+    texts = module.files(card)
     if arguments.out is None:
       print(next(text for name, text in texts.items() if name != card_json.NAME), end='')
       return
@@ -62,6 +64,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 def load(path: pathlib.Path) -> card_lib.Card:
   """Returns the card that is at `path`, or that follows from the ledger there."""
+  from tfdp_adaptive import privacy  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.privacy import card as card_lib  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.privacy import weight_digests  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
   if path.suffix not in ('.keras', '.h5'):
     return card_json.read(path)
   file = weight_digests.of_file(path)
@@ -73,6 +79,7 @@ def load(path: pathlib.Path) -> card_lib.Card:
 
 
 def _words(text: str) -> card_lib.Words:
+  from tfdp_adaptive.privacy import card as card_lib  # pylint: disable=import-outside-toplevel
   about, _, words = text.partition('=')
   if not (about and words):
     raise errors.UsageError(f'--words must be ABOUT=TEXT. Received: {text}')

@@ -16,9 +16,6 @@ from typing import Iterator, Optional
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.cli import options
-from tfdp_adaptive.report import card_checks
-from tfdp_adaptive.report import card_json
-from tfdp_adaptive.report import signing
 
 WRONG = 3  # Exit status.
 _SECONDS = 600
@@ -42,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+  # `--help` does not wait for SciPy, nor a check without batches for TensorFlow.
+  from tfdp_adaptive.report import card_checks  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.report import signing  # pylint: disable=import-outside-toplevel
   if (arguments.opened is None) != (arguments.digests is None):
     raise errors.UsageError('--opened and --digests go together.')
   logging.getLogger('absl').setLevel(logging.ERROR)  # dp_accounting's advice to its callers.
@@ -52,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
       if arguments.public_key is not None:
         findings.append(signing.check(_folder(arguments.card), arguments.public_key))
       if arguments.opened is not None:
-        # It loads TensorFlow, which takes seconds.
         from tfdp_adaptive.report import replay  # pylint: disable=import-outside-toplevel
         findings += replay.check(card, arguments.opened, arguments.digests)
     except card_json.WrongCard as error:
