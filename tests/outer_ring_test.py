@@ -22,8 +22,7 @@ INNER = {
         'examples.audit examples.compare examples.demo examples.designs examples.federated '
         'examples.report examples.settings examples.tasks examples.white_box gate '
         'mechanisms.registry privacy.card privacy.weight_digests report.card_checks '
-        'report.card_json report.card_page report.huggingface report.registry report.replay '
-        'report.signing'),
+        'report.card_json report.card_page report.replay report.signing'),
     'estimates': (
         'accounting.cost batches.sources contract independence.disclosures '
         'keras.weight_ledger mechanisms.progress privacy.ledger terms'),
