@@ -48,6 +48,7 @@ _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(#[\w-]+)?\)')
 SYNONYMS = {
     'choosing.md': 'which optimizer, hyperparameters, learning rate',
     'recipes.md': 'examples, tutorial, sample code, cookbook',
+    'recipes/images.md': 'data augmentation, CNN, convolution, EMA, MNIST, CIFAR, computer vision',
     'recipes/series.md': 'time series, forecasting, LSTM, RNN, sliding windows',
     'recipes/table.md': 'tabular data, pandas, DataFrame, CSV, one-hot, NaN, imputation',
     'recipes/vae.md': 'synthetic data, generative model, GAN, autoencoder',
@@ -168,7 +169,7 @@ def reference():
     prefix = f'tfdp.{page}' if package else 'tfdp'
     introduction = (_OF_OPTIMIZERS if page.startswith('optimizers/') and 'common' not in page
                     else INTRODUCTIONS.get(page, ''))
-    text = f'# {PAGES.get(page, [prefix])[0]}\n\n{introduction}\n\n'
+    text = f'# {PAGES.get(page, [prefix])[0]}\n\n{introduction}\n\n{_when(page, public)}'
     if package:
       text += (f'::: tfdp_adaptive.{page}\n    options:\n      members: []\n'
                '      show_root_heading: false\n      show_root_toc_entry: false\n\n')
@@ -187,6 +188,21 @@ def reference():
         shown[where] = f'{prefix}.{name}'
     texts[f'reference/{page}.md'] = text
   return texts
+
+
+def _when(page, names_of_page):
+  """Returns the rows of `choosing.md` that say when to use the optimizers of a page."""
+  if not page.startswith('optimizers/'):
+    return ''
+  choosing = (ROOT / 'docs' / 'choosing.md').read_text(encoding='utf-8')
+  table = choosing.partition('## Which optimizer')[2].partition('\n## ')[0]
+  rows = [line for line in table.splitlines() if line.startswith('| ')
+          and set(re.findall(r'`(\w+)`', line.split(' | ')[1])) & set(names_of_page)]
+  up = '../' * (page.count('/') + 1)
+  rows = [re.sub(r'\]\((?=[\w./#-]+\))', f']({up}', row) for row in rows]
+  head = (f'When to use them, from [Which optimizer should I use?]({up}choosing.md):\n\n'
+          '| your case | take | why |\n|---|---|---|\n')
+  return head + '\n'.join(rows) + '\n\n' if rows else ''
 
 
 def on_startup(**unused):
