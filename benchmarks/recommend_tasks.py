@@ -273,9 +273,43 @@ def letters(load: Any) -> Task:
                           for name in ('public', 'private', 'test')})
 
 
-DEVELOPED = (breast_cancer, ill_conditioned, digits, unequal, prices)
+def frozen_base() -> Task:
+  """Which of the digits 5 to 9 it is, by a head on a base that was trained on 0 to 4 and is frozen.
+
+  The base has attention over the rows of an image.
+  """
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.load_digits(return_X_y=True)
+  x = (x / 16).reshape(-1, 8, 8).astype(np.float32)
+  keras.utils.set_random_seed(3)
+  entry = layers.Input([8, 8])
+  rows = layers.Dense(16)(entry)
+  rows = layers.Add()([rows, layers.MultiHeadAttention(2, 8)(rows, rows)])
+  base = keras.Model(entry, layers.Dense(48, activation='relu')(layers.Flatten()(rows)))
+  full = keras.Model(entry, layers.Dense(5, activation='softmax')(base(entry)))
+  full.compile('adam', 'sparse_categorical_crossentropy')
+  full.fit(x[y < 5], y[y < 5], epochs=12, verbose=0)
+  base.trainable = False
+
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input([8, 8]), base,
+        layers.Dense(5, activation='softmax', kernel_initializer='zeros')])
+
+  return _classes('frozen base', x[y > 4], y[y > 4] - 5, 100, 200, build, batch_size=64, steps=150)
+
+
+def rolls() -> Task:
+  """The angle of points on a roll in three dimensions, by a hidden layer."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.make_swiss_roll(8300, noise=.5, random_state=0)
+  return _numbers('roll', x, y, 300, 2000, hidden=(32,), batch_size=200, steps=200)
+
+
+DEVELOPED = (breast_cancer, ill_conditioned, digits, unequal, prices, sparse_signal)
 DEVELOPED_ON_FILES = (rare_digits,)
-JUDGES = (diabetes, wine, hastie, friedman, sparse_signal, series, waves)
+JUDGES = (diabetes, wine, hastie, friedman, series, waves, frozen_base, rolls)
 JUDGES_ON_FILES = (ordinary_digits, opinions, sites, letters)
 
 

@@ -4,7 +4,7 @@
     python benchmarks/samplers.py [--records 4096 60000 50021] > benchmarks/results/samplers.txt
 
 Errors are the noise multiplier that epsilon needs times the root mean square error of the
-mechanism, in clip norms; those of one block may be compared. `tfdp.advice.choose_plan`
+mechanism, in clip norms; those of one block may be compared. `least_error_plans.choose_plan`
 stands beside the choice of jax_privacy's `optimize_coefs_for_amplifications`, by its formula
 and not by its code: cyclic Poisson sampling, as many bands as groups, of all factors of the
 number of records the one of least error. Both are accounted for here, with the same
@@ -15,9 +15,10 @@ import argparse
 import dataclasses
 import warnings
 
+import least_error_plans
+
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.advice import choice
 from tfdp_adaptive.privacy import plan as plan_lib
 
 SETTINGS = {4096: (256, 64), 60_000: (500, 1200), 50_021: (500, 1000)}  # Records: batch, steps.
@@ -64,7 +65,7 @@ def main():
       other = theirs(plain.epsilon(), setting)
       show(f'formula of jax_privacy: {other.mechanism.bands} bands', other)
       for memory in (32, steps):
-        ours = choice.choose_plan(plain, memory=memory)
+        ours = least_error_plans.choose_plan(plain, memory=memory)
         cycle = ours.sampling.cycle
         name = f'{type(ours.sampling).__name__} {cycle}, {type(ours.mechanism).__name__}'
         show(f'choose_plan, memory {memory}: {name}', dataclasses.replace(ours))

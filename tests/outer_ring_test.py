@@ -10,10 +10,9 @@ import tfdp_adaptive
 # a package no longer needs. Make a name public, or move it, before you add one.
 INNER = {
     'advice': (
-        'accounting.cost accounting.meaning accounting.scheme clipping.bookkeeping '
-        'clipping.engines clipping.interface clipping.losses clipping.public contract gate '
-        'independence.disclosures independence.validation keras.named_optimizers '
-        'keras.private mechanisms.workload noise noise.keys terms'),
+        'clipping.bookkeeping clipping.engines clipping.interface clipping.losses '
+        'clipping.public contract gate independence.disclosures independence.validation '
+        'keras.named_optimizers keras.private mechanisms.workload private_rule terms'),
     'audit': (
         'accounting.cost accounting.second_accountant batches.sources batches.tags contract '
         'keras.model keras.optimizer keras.private noise.keys noise.streams '
@@ -63,4 +62,4 @@ def test_an_outer_package_imports_no_other_inner_module(package):
 
 def test_public_modules_do_not_count():
   assert 'tfdp_adaptive.mechanisms' in PUBLIC and 'tfdp_adaptive.accounting.sampling' in PUBLIC
-  assert 'accounting.cost' in inner('advice') and 'errors' not in inner('audit')
+  assert 'terms' in inner('advice') and 'errors' not in inner('audit')

@@ -53,8 +53,7 @@ _RECORD_CALLS = {'project_record', 'record_gradients', 'layered_gradients', 'jac
                  'engine', 'choose', 'sum_records', 'scaled_norm', 'preprocess_record',
                  'batch_jacobian'}
 # Made-up examples and data sets, sketches of public data, plans: no record, no release.
-_NOT_OF_A_RUN = ('advice.choice.', 'advice.recommendation.', 'advice.search.', 'advice.trial.',
-                 'audit.', 'examples.multi_worker.', 'examples.showcases.',
+_NOT_OF_A_RUN = ('advice.', 'audit.', 'examples.multi_worker.', 'examples.showcases.',
                  'rules.subspaces.',
                  'independence.independence.', 'independence.probes.', 'independence.validation.',
                  'keras.first_step.')

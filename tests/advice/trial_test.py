@@ -15,6 +15,7 @@ layers = compat.keras.layers
 INDEPENDENT = mechanisms.IndependentGaussian()
 RULES = {'sgd': rules.dp_sgd(.5), 'plain': rules.dp_sgd(), 'adam': rules.dp_adam(),
          'scaled': rules.scale_then_privatize(scale_epsilon=.1), 'kfc': rules.dp_kfc()}
+RULES[trial_lib.ADAM] = RULES['adam']
 
 
 def made(hidden=False, loss='mse'):
@@ -84,6 +85,14 @@ def test_training_in_two_parts_keeps_what_the_rule_keeps(rule):
   assert state.step == 6 and np.isfinite(np.concatenate([np.ravel(w) for w in state.weights])).all()
   losses = [trial.judge(x, y, weights)[1].mean() for weights in (trial.start, state.weights)]
   assert losses[1] < losses[0]
+
+
+def test_without_privacy_it_is_the_same_rule_without_clipping_and_noise():
+  trial, x, y = made(hidden=True)
+  ends = [trained(trial, x, y, course(rule, clip)).weights
+          for rule, clip in (('adam', 1e6), (trial_lib.ADAM, .01))]
+  for one, other in zip(*ends):
+    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_same_seed_same_weights_and_other_seed_other_weights():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.advice import recommendation
+from tfdp_adaptive.advice import recommend
 from tfdp_adaptive.advice import user_level
 
 FACTS = dict(population_size=500, batch_size=25, steps=40, target_epsilon=2.0, target_delta=1e-4)
@@ -46,7 +46,7 @@ def test_users_of_one_example_need_the_same_noise():
 def test_a_recommendation_says_which_of_the_two_suits():
   model = compat.keras.Sequential([
       compat.keras.layers.Input([9]), compat.keras.layers.Dense(10)])
-  found = recommendation.recommend(
+  found = recommend.recommend(
       model, loss='mse', gradient_norm=1.0, unit='user', examples_per_user=4, verbose=0, **FACTS)
   assert any('mean cosine between the gradients of one user is above' in reason
              for reason in found.reasons)

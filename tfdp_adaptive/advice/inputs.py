@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional
 
 import numpy as np
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.independence import disclosures
+from tfdp_adaptive.trees import Tree
 
 AS_GIVEN, SCALED, WHITENED = 'as given', 'scaled', 'whitened'
 _RARE = .05  # A column that differs from its most frequent value less often keeps its scale.
@@ -27,17 +28,17 @@ class Inputs(NamedTuple):
   """
 
   kind: str = AS_GIVEN
-  mean: Any = None
-  variance: Any = None
+  mean: Optional[np.ndarray] = None
+  variance: Optional[np.ndarray] = None
   matrix: Optional[np.ndarray] = None
 
-  def __call__(self, x: Any) -> Any:
-    if self.kind == AS_GIVEN:
+  def __call__(self, x: Tree) -> Tree:
+    if self.mean is None or self.variance is None:
       return x
     x = ((x - self.mean) / np.sqrt(self.variance)).astype(np.float32)
     return x if self.matrix is None else x @ self.matrix
 
-  def layers(self, source: str) -> List[Any]:
+  def layers(self, source: str) -> List[compat.Layer]:
     """Returns frozen Keras layers that compute the same; the statement names them as public."""
     if self.kind == AS_GIVEN:
       return []
@@ -53,7 +54,7 @@ class Inputs(NamedTuple):
     return found
 
 
-def all_of(x: Any) -> Dict[str, Inputs]:
+def all_of(x: Tree) -> Dict[str, Inputs]:
   """Returns the maps to try, by kind, with the statistics of these examples."""
   found = {AS_GIVEN: Inputs()}
   if not isinstance(x, np.ndarray) or x.dtype.kind != 'f' or x.ndim < 2:

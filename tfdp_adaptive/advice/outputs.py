@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 from scipy import optimize
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.trees import Scalar
+from tfdp_adaptive.trees import Tree
 
 _SMALL = ('error', 'loss', 'entropy', 'divergence', 'hinge', 'perplexity', 'mse', 'mae')
 _INVERSES = {  # Activation -> (its inverse, the activation).
@@ -23,19 +26,31 @@ class Judge:
   """Computes the first metric of a model with one output; there may be none.
 
   Keras itself resolves the metric, on a model whose outputs are its inputs.
+
+  Args:
+    loss, metrics: As in `compile`.
+    outputs, y: Outputs and targets of some examples.
   """
 
-  def __init__(self, loss: Any, metrics: Sequence[Any], outputs: Any) -> None:
-    self._model = None
+  def __init__(self, loss: object, metrics: Sequence[object], outputs: Tree, y: Tree) -> None:
+    self._model: compat.Model = None
     self.name, self.sign = '', 1
     if not metrics or not isinstance(outputs, np.ndarray):
       return
     keras = compat.keras
     entry = keras.layers.Input(outputs.shape[1:])
     self._model = keras.Model(entry, keras.layers.Activation('linear')(entry))
-    self._model.compile(loss=loss, metrics=list(metrics)[:1])
+    try:
+      self._model.compile(loss=loss, metrics=list(metrics)[:1])
+      value = self(outputs, y)
+    except Exception as error:
+      raise ValueError('`metrics` must hold metrics of Keras that fit to the outputs of the model. '
+                       f'Received: {metrics!r} ({str(error)[:200]}).') from error
+    if not np.isfinite(value):
+      raise ValueError('`metrics` must have a value for the model as it is. Received: '
+                       f'{metrics!r}, of which the first is {value}.')
 
-  def __call__(self, outputs: Any, y: Any) -> float:
+  def __call__(self, outputs: Tree, y: Tree) -> float:
     """Returns the value of the metric, with its sign turned if smaller is better."""
     if self._model is None:
       return 0.0
@@ -51,7 +66,7 @@ class Judge:
     return self._model is not None
 
 
-def last_dense(model: compat.Model) -> Optional[Any]:
+def last_dense(model: compat.Model) -> Optional[compat.Layer]:
   """Returns the layer whose weights can hold a temperature and a bias, or None."""
   keras, last = compat.keras, model
   while isinstance(last, keras.Sequential):
@@ -68,7 +83,7 @@ def last_dense(model: compat.Model) -> Optional[Any]:
 Fitted = Tuple[float, np.ndarray]
 
 
-def fit(activation: str, loss: Callable[..., Any], y: Any, outputs: Any) -> Fitted:
+def fit(activation: str, loss: interface.Loss, y: Tree, outputs: Tree) -> Fitted:
   """Returns `(temperature, bias)` of the least loss: scores become `temperature * z + bias`."""
   inverse, _ = _INVERSES[activation]
   outputs = tf.cast(outputs, tf.float64)
@@ -76,7 +91,7 @@ def fit(activation: str, loss: Callable[..., Any], y: Any, outputs: Any) -> Fitt
     outputs = tf.clip_by_value(outputs, 1e-7, 1 - 1e-7)
   scores, width = inverse(outputs), outputs.shape[-1]
 
-  def value_and_gradient(numbers: tf.Tensor) -> Any:
+  def value_and_gradient(numbers: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
     with tf.GradientTape() as tape:
       tape.watch(numbers)
       moved = _moved(activation, scores, numbers[0], numbers[1:])
@@ -91,7 +106,7 @@ def fit(activation: str, loss: Callable[..., Any], y: Any, outputs: Any) -> Fitt
   return float(found.x[0]), found.x[1:]
 
 
-def apply(activation: str, outputs: Any, fitted: Fitted) -> np.ndarray:
+def apply(activation: str, outputs: Tree, fitted: Fitted) -> np.ndarray:
   """Returns the outputs at another temperature and bias."""
   values = tf.cast(outputs, tf.float64)
   if activation != 'linear':
@@ -100,5 +115,5 @@ def apply(activation: str, outputs: Any, fitted: Fitted) -> np.ndarray:
   return _moved(activation, scores, *fitted).numpy().astype(np.float32)
 
 
-def _moved(activation: str, scores: Any, temperature: Any, bias: Any) -> Any:
+def _moved(activation: str, scores: tf.Tensor, temperature: Scalar, bias: Tree) -> tf.Tensor:
   return _INVERSES[activation][1](temperature * scores + bias)

@@ -8,7 +8,7 @@ arXiv:2210.03403). So small batches of public examples get the noise of the larg
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -16,25 +16,28 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive import noise as noise_lib
+from tfdp_adaptive import private_rule
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public as public_lib
-from tfdp_adaptive.noise import keys
+from tfdp_adaptive.trees import Scalar
+from tfdp_adaptive.trees import Tree
 
 Weights = Tuple[np.ndarray, ...]
+ADAM = 'Adam'  # The rule of a training without privacy.
 BATCH = 32  # Public examples of a step.
 _FACTORS = 64  # Public examples for a rule that reads public gradients.
-_CHUNK = 512  # Examples of one evaluation.
+CHUNK = 512  # Examples of one evaluation.
+_LEAST = 1e-12  # The noise multiplier that stands for none.
 
 
 class Course(NamedTuple):
   """Settings of one training.
 
   Attributes:
-    rule: Name of a rule of the trial.
+    rule: Name of a rule of the trial; `ADAM` neither clips nor adds noise.
     clip: Clip norm, in units of the rule.
     rates: [T] learning rates.
     stddev: Standard deviation of the noise on a mean, over the clip norm, before the mechanism
@@ -52,12 +55,11 @@ class Course(NamedTuple):
 
 
 class State(NamedTuple):
-  """The state of one training: weights, their moving average, and what the steps carry over."""
+  """The state of one training: weights, their moving average, and what the private steps keep."""
 
-  weights: Any
-  average: Any
-  rule: Any
-  noise: Any
+  weights: Tree
+  average: Tree
+  private: private_rule.State
   step: int = 0
 
 
@@ -68,17 +70,21 @@ class Trial:
     model: A built Keras model; `restore` sets its variables back.
     loss: As in `compile`.
     rules: The rules to try, by name.
+    batch_size: The number of examples of a step.
   """
 
-  def __init__(self, model: compat.Model, loss: Any, rules: Dict[str, contract.Rule]) -> None:
-    self.model, self.rules = model, rules
+  def __init__(self, model: compat.Model, loss: object, rules: Dict[str, contract.Rule],
+               batch_size: int = BATCH) -> None:
+    self.model, self.rules, self.batch_size = model, rules, batch_size
     self.loss = losses_lib.ExampleLoss(loss, None, compat.output_names(model))
     self.variables = model.trainable_variables
     self.specs = [trees.wide_spec(tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)))
                   for v in self.variables]
     self.size = trees.size(self.specs)
+    self.coordinate = 1.0  # The typical size of a coordinate of a gradient at the start.
+    self.pace: Dict[str, float] = {}  # Seconds of a step of a rule, once there was one.
     self._before = [(v, v.numpy()) for v in model.variables]
-    self._steps: Dict[Any, Callable[..., Any]] = {}
+    self._traced: Dict[Tuple[str, str], Callable[..., Tree]] = {}
     self._look = tf.function(self._outputs_and_losses, reduce_retracing=True)
 
   @property
@@ -91,30 +97,32 @@ class Trial:
     for variable, value in self._before:
       variable.assign(value)
 
-  def norms(self, x: Any, y: Any, weights: Weights, rule: str) -> np.ndarray:
+  def norms(self, x: Tree, y: Tree, weights: Weights, rule: str) -> np.ndarray:
     """Returns the norms [n] of the gradients of all examples, in the first units of a rule."""
-    self._assign(weights)
+    self.assign(weights)
     made, count = self.rules[rule], len(tf.nest.flatten(y)[0])
 
-    def measure(batch: interface.Batch, few_x: Any, few_y: Any) -> tf.Tensor:
-      state = made.init(self.specs)
-      queries = made.query(state, self._public(made, few_x, few_y, state))
-      return self._clipped(made, queries, tf.constant(1.0), batch).norms[0]
+    def measure(batch: interface.Batch, few_x: Tree, few_y: Tree) -> tf.Tensor:
+      private = self._private(made, mechanisms.IndependentGaussian())
+      state = private.init()
+      public = self._public(made, few_x, few_y, state.rule)
+      return self._clipped(private.query(state, public), batch).norms[0]
 
-    if ('norms', rule) not in self._steps:
-      self._steps['norms', rule] = tf.function(measure, autograph=False)
+    key = rule, 'norms'
+    if key not in self._traced:
+      self._traced[key] = tf.function(measure, autograph=False)
     few = np.arange(_FACTORS) % count
     parts = np.resize(np.arange(count), [-(-count // BATCH), BATCH])
-    return np.concatenate([self._steps['norms', rule](
+    return np.concatenate([self._traced[key](
         _batch(x, y, part), _rows(x, few), _rows(y, few)).numpy() for part in parts])[:count]
 
   def begin(self, course: Course, weights: Weights) -> State:
     """Returns the state before the first step."""
     wide = [tf.cast(value, spec.dtype) for value, spec in zip(weights, self.specs)]
-    return State(wide, wide, self.rules[course.rule].init(self.specs),
-                 _stream(course.mechanism).init(self.specs, keys.from_seed(course.seed)))
+    private = self._private(self.rules[course.rule], course.mechanism, seed=course.seed)
+    return State(wide, wide, private.init())
 
-  def advance(self, course: Course, state: State, x: Any, y: Any, rows: np.ndarray, until: int,
+  def advance(self, course: Course, state: State, x: Tree, y: Tree, rows: np.ndarray, until: int,
               momentum: float) -> State:
     """Trains on these rows until a step.
 
@@ -129,101 +137,113 @@ class Trial:
     if until <= state.step:
       return state
     rng = np.random.default_rng([course.seed, state.step])
-    drawn = rng.choice(rows, [until - state.step, BATCH])
+    drawn = rng.choice(rows, [until - state.step, self.batch_size])
     for variable, value in self._before:  # Seeds of random layers begin anew.
       variable.assign(value)
+    share = (_LEAST / self.batch_size / max(course.stddev, _LEAST / self.batch_size))**2
     numbers = [tf.constant(value, tf.float32) for value in (
-        course.rates[state.step:until], course.clip, course.stddev, momentum)]
+        course.rates[state.step:until], course.clip, share, momentum)]
     run = self._function(course, x, y, state)
-    weights, average, rule, noise = run(
-        x, y, drawn, np.resize(rows, _FACTORS), numbers, not state.step, state[:4])
-    return State(weights, average, rule, noise, until)
+    weights, average, private = run(
+        x, y, drawn, np.resize(rows, _FACTORS), numbers, not state.step, state[:3])
+    return State(weights, average, private, until)
 
-  def judge(self, x: Any, y: Any, weights: Sequence[Any]) -> Tuple[Any, np.ndarray]:
+  def judge(self, x: Tree, y: Tree, weights: Sequence[Tree]) -> Tuple[Tree, np.ndarray]:
     """Returns the outputs for all examples, and their losses [n]."""
-    self._assign(weights)
+    self.assign(weights)
     count = len(tf.nest.flatten(y)[0])
-    parts = [self._look(*_batch(x, y, np.arange(first, min(count, first + _CHUNK)))[:2])
-             for first in range(0, count, _CHUNK)]
+    parts = [self._look(*_batch(x, y, np.arange(first, min(count, first + CHUNK)))[:2])
+             for first in range(0, count, CHUNK)]
     outputs = tf.nest.map_structure(lambda *some: np.concatenate([t.numpy() for t in some]),
                                     *(part[0] for part in parts))
     return outputs, np.concatenate([part[1].numpy() for part in parts]).astype(np.float64)
 
-  def _outputs_and_losses(self, x: Any, y: Any) -> Tuple[Any, tf.Tensor]:
+  def _outputs_and_losses(self, x: Tree, y: Tree) -> Tuple[Tree, tf.Tensor]:
     outputs = self.model(x, training=False)
     return outputs, self.loss(y, outputs)
 
-  def _assign(self, weights: Sequence[Any]) -> None:
+  def assign(self, weights: Sequence[Tree]) -> None:
     for variable, value in zip(self.variables, weights):
       variable.assign(tf.cast(value, variable.dtype))
 
-  def _public(self, rule: contract.Rule, x: Any, y: Any, state: Any) -> Any:
+  def _private(self, rule: contract.Rule, mechanism: mechanisms.Mechanism, clip: Scalar = 1.0,
+               share: Scalar = 1.0, seed: int = 0) -> private_rule.PrivateRule:
+    """Returns the private step for a clip norm and a noise that may be tensors.
+
+    A query that takes a small share of the budget gets more noise: its standard deviation is that
+    of the whole budget over the root of the share.
+    """
+    def query(state: Tree, public: Tree) -> contract.Queries:
+      return tuple(one._replace(relative_clip=clip * one.relative_clip, share=share)
+                   for one in rule.query(state, public))
+
+    return private_rule.PrivateRule(
+        rule._replace(query=query), self.specs, l2_norm_clip=1.0, noise_multiplier=_LEAST,
+        batch_size=self.batch_size, mechanism=mechanism, seed=seed)
+
+  def _public(self, rule: contract.Rule, x: Tree, y: Tree, state: Tree) -> Tree:
     if rule.public is None:
       return ()
     return public_lib.when_due(rule, self.model, self.loss, x, y, state)
 
-  def _clipped(self, rule: contract.Rule, queries: Any, clip: Any, batch: interface.Batch
-               ) -> interface.Clipped:
-    clips = tuple(clip * tf.cast(query.relative_clip, clip.dtype) for query in queries)
-    engine = engines.choose('auto', self.model, rule.asks, batch.x)
-    return engine(self.model, self.loss, batch, interface.Request(rule.asks, queries, clips))
+  def _clipped(self, request: interface.Request, batch: interface.Batch) -> interface.Clipped:
+    engine = engines.choose('auto', self.model, request.asks, batch.x)
+    return engine(self.model, self.loss, batch, request)
 
-  def _function(self, course: Course, x: Any, y: Any, state: State) -> Callable[..., Any]:
+  def _function(self, course: Course, x: Tree, y: Tree, state: State) -> Callable[..., Tree]:
     """Returns the steps of a rule, traced once for any number of them."""
     key = course.rule, repr(course.mechanism)
-    if key not in self._steps:
+    if key not in self._traced:
       spec_of = functools.partial(
           tf.nest.map_structure, lambda t: tf.TensorSpec(t.shape, tf.as_dtype(t.dtype)))
       number, rates = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
-      self._steps[key] = tf.function(
-          functools.partial(self._run, self.rules[course.rule], _stream(course.mechanism)),
+      self._traced[key] = tf.function(
+          functools.partial(self._run, course.rule, course.mechanism),
           autograph=False, input_signature=[
-              spec_of(x), spec_of(y), tf.TensorSpec([None, BATCH], tf.int64),
+              spec_of(x), spec_of(y), tf.TensorSpec([None, self.batch_size], tf.int64),
               tf.TensorSpec([_FACTORS], tf.int64), [rates, number, number, number],
-              tf.TensorSpec([], tf.bool), spec_of(state[:4])])
-    return self._steps[key]
+              tf.TensorSpec([], tf.bool), spec_of(state[:3])])
+    return self._traced[key]
 
-  def _run(self, rule: contract.Rule, stream: noise_lib.Noise, x: Any, y: Any, drawn: tf.Tensor,
-           few: tf.Tensor, numbers: Any, first: tf.Tensor, state: Any) -> Any:
-    rates, clip, stddev, momentum = numbers
-    self._assign(state[0])
+  def _run(self, name: str, mechanism: mechanisms.Mechanism, x: Tree, y: Tree, drawn: tf.Tensor,
+           few: tf.Tensor, numbers: Sequence[tf.Tensor], first: tf.Tensor, state: Tree) -> Tree:
+    rule, (rates, clip, share, momentum) = self.rules[name], numbers
+    private = self._private(rule, mechanism, clip, share)
+    self.assign(state[0])
     few_x, few_y = _rows(x, few), _rows(y, few)
 
-    def step(index: tf.Tensor, average: Any, rule_state: Any, noise: Any) -> Any:
-      public = self._public(rule, few_x, few_y, rule_state)
-      queries = rule.query(rule_state, public)
-      batch = _batch(x, y, tf.ensure_shape(drawn[index], [BATCH]))
-      sums, = self._clipped(rule, queries, clip, batch).sums
-      rows, variance, noise = stream.next(noise, self.specs)
-      std = stddev * clip * tf.cast(queries[0].relative_clip, clip.dtype)
-      mean = trees.map(lambda total, row: total / BATCH +
-                       tf.cast(std, total.dtype) * row, sums.total, rows)
-      release = contract.Release(mean, tf.square(std) * tf.cast(variance, std.dtype))
-      direction, rule_state = rule.update(rule_state, (release,), public)
-      kept = tf.where(first & tf.equal(index, 0), 0.0, momentum)
+    def step(index: tf.Tensor, average: Tree, kept: private_rule.State) -> Tree:
+      batch = _batch(x, y, tf.ensure_shape(drawn[index], [self.batch_size]))
+      if name == ADAM:
+        mean = [tf.cast(part, spec.dtype) for part, spec in zip(
+            public_lib.gradients('mean', self.model, self.loss, batch.x, batch.y), self.specs)]
+        direction, own = rule.update(kept.rule, (contract.Release(mean, tf.zeros([])),), ())
+        kept = kept._replace(rule=own)
+      else:
+        public = self._public(rule, few_x, few_y, kept.rule)
+        request = private.query(kept, public)
+        sums = self._clipped(request, batch).sums
+        direction, kept = private.answer(kept, request, sums, public)
       for variable, change in zip(self.variables, direction):
         variable.assign_sub(tf.cast(rates[index], variable.dtype) *
                             tf.cast(change, variable.dtype))
-      average = [tf.cast(kept, old.dtype) * old +
-                 tf.cast(1 - kept, old.dtype) * tf.cast(variable, old.dtype)
+      decay = tf.where(first & tf.equal(index, 0), 0.0, momentum)
+      average = [tf.cast(decay, old.dtype) * old +
+                 tf.cast(1 - decay, old.dtype) * tf.cast(variable, old.dtype)
                  for old, variable in zip(average, self.variables)]
-      return index + 1, average, rule_state, noise
+      return index + 1, average, kept
 
-    _, average, rule_state, noise = tf.while_loop(
+    _, average, kept = tf.while_loop(
         lambda index, *_: index < tf.shape(rates)[0], step, (tf.constant(0), *state[1:]),
         parallel_iterations=1)
     return ([tf.cast(tf.convert_to_tensor(v), spec.dtype)
-             for v, spec in zip(self.variables, self.specs)], average, rule_state, noise)
+             for v, spec in zip(self.variables, self.specs)], average, kept)
 
 
-def _stream(mechanism: mechanisms.Mechanism) -> noise_lib.Noise:
-  return noise_lib.stream(mechanism, lambda: keys.from_seed(0))
-
-
-def _rows(tree: Any, rows: Any) -> Any:
+def _rows(tree: Tree, rows: Tree) -> Tree:
   return tf.nest.map_structure(lambda values: tf.gather(values, rows), tree)
 
 
-def _batch(x: Any, y: Any, rows: Any) -> interface.Batch:
+def _batch(x: Tree, y: Tree, rows: np.ndarray | tf.Tensor) -> interface.Batch:
   return interface.Batch(
       _rows(x, rows), _rows(y, rows), (), tf.ones([rows.shape[0]], tf.bool))

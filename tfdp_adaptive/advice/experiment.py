@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains on PUBLIC examples with many settings, and judges by the examples that were left out.
+
+The examples are split into four folds. A training judges one fold, which it does not see. A start
+from public weights learns these weights from two folds, and the other one stands for the private
+examples. Few examples overfit, and the many private ones will not. With s the mean loss of the
+examples that were trained on, and u that of the others, a setting is charged
+
+    u - (u - s) / 2 * min(1, s / u)**.5.
+
+What a little overfitting adds to u, it takes from s; what the noise adds is in both. Examples that
+are known by heart, s << u, tell nothing of others.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import compat
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
+from tfdp_adaptive import rules
+from tfdp_adaptive import terms
+from tfdp_adaptive.advice import inputs as inputs_lib
+from tfdp_adaptive.advice import outputs as outputs_lib
+from tfdp_adaptive.advice import settings as settings_lib
+from tfdp_adaptive.advice import trial as trial_lib
+from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.trees import Tree
+
+FOLDS = 4
+_ALONE_STEPS = tuple(2**i for i in range(3, 13))  # Steps of training on the public examples alone,
+_PATIENCE = 2  # which ends when so many of these numbers were no better.
+_ALONE_RATES = (.3, 3.0)  # In the unit of `Experiment.unit` for 256 steps.
+_KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
+SCALE_EPSILON = .03  # Over the root mean square of a gradient's coordinates.
+_PLAIN = 'DPSGD 0'
+
+
+class Experiment:
+  """A model, public examples, and what trainings came to so far.
+
+  Args:
+    model: The part of a model that trains.
+    layers: The layers that it applies one after the other; () if it is no chain.
+    loss, metrics: As in `compile`.
+    x, y: PUBLIC examples.
+    plans: Plans that differ in noise, sampling, batch size or steps.
+    seed: Fixes folds, batches and noise.
+    clock: Ends trainings in time.
+
+  Attributes:
+    untrained: The judgement of the model as it is.
+    alone: {kind of inputs: judgement of the model trained on the public examples alone}.
+    recipes: {kind of inputs: (rate, steps) of that training}.
+    judged: {setting: its judgement}.
+    coarse: The number of steps of a plan that one step of a trial stands for.
+  """
+
+  def __init__(
+      self, model: compat.Model, layers: Sequence[compat.Layer], loss: object,
+      metrics: Sequence[object], x: Tree, y: Tree, plans: Sequence[privacy.PrivacyPlan],
+      seed: int, clock: settings_lib.Clock) -> None:
+    self.plans, self._seed, self._clock, self._x = list(plans), seed, clock, x
+    self._loss, self._layers = loss, list(layers)
+    self.y = tf.nest.map_structure(np.asarray, y)
+    self.count = len(tf.nest.flatten(self.y)[0])
+    self._parts = np.array_split(np.random.default_rng(seed).permutation(self.count), FOLDS)
+    self.kinds = sorted(inputs_lib.all_of(x), key=_KINDS.index)
+    self.trial = self._trial_of(model, tf.nest.map_structure(tf.convert_to_tensor, x))
+    outputs, losses = self.trial.judge(x, self.y, self.trial.start)
+    self.judge = outputs_lib.Judge(loss, metrics, outputs, self.y)
+    self.untrained = settings_lib.Judged()
+    for fold, rows in enumerate(self._parts):
+      self.untrained.note((fold, 0), losses[rows], *self._metric(outputs, rows))
+    self.alone: Dict[str, settings_lib.Judged] = {}
+    self.recipes: Dict[str, Tuple[float, int]] = {}
+    self.judged: Dict[settings_lib.Setting, settings_lib.Judged] = {}
+    self.coarse = 1
+
+  def _trial_of(self, model: compat.Model, x: Tree) -> trial_lib.Trial:
+    """Returns a trial with the rules to try by `Setting.rule`."""
+    trial = trial_lib.Trial(model, self._loss, {
+        _PLAIN: rules.dp_sgd(), 'DPSGD 0.9': rules.dp_sgd(.9), 'DPKFC 0': rules.dp_kfc()})
+    coordinate = _typical(trial.norms(x, self.y, trial.start, _PLAIN)) / math.sqrt(trial.size)
+    trial.coordinate = coordinate
+    adam = rules.dp_adam(epsilon=1e-3 * coordinate)
+    trial.rules.update({
+        'DPAdam 0': adam, trial_lib.ADAM: adam,
+        'DPAdamSTP 0': rules.scale_then_privatize(
+            epsilon=1e-8 * coordinate, scale_epsilon=SCALE_EPSILON * coordinate)})
+    if not bookkeeping.supports(model, tf.nest.map_structure(lambda part: part[:2], x))[0]:
+      del trial.rules['DPKFC 0']  # It needs the factors of gradients.
+    return trial
+
+  # Data, starts and units.
+
+  @property
+  def starts(self) -> List[Tuple[str, str]]:
+    """The kinds of inputs and what training may start from."""
+    last = outputs_lib.last_dense(self.trial.model)
+    has_front = self._layers[1:] and self._layers[-1] is last and any(
+        layer.trainable_variables for layer in self._layers[:-1])
+    starts = settings_lib.PUBLIC, *([settings_lib.LAST] if has_front else []), settings_lib.GIVEN
+    return [(kind, start) for start in starts for kind in self.kinds
+            if start == settings_lib.GIVEN or kind in self.recipes]
+
+  def rows(self, fold: Optional[int], start: str) -> np.ndarray:
+    """Returns the rows that stand for the private examples when this fold judges."""
+    if fold is None:
+      return np.arange(self.count)
+    others = [(fold + i) % FOLDS for i in range(1, FOLDS)]
+    return np.concatenate([
+        self._parts[i] for i in (others if start == settings_lib.GIVEN else others[:1])])
+
+  @settings_lib.kept
+  def part(self, start: str) -> trial_lib.Trial:
+    """Returns the trial of what is trained."""
+    if start != settings_lib.LAST:
+      return self.trial
+    x = self.inputs(self.kinds[0], start, None)
+    model = compat.keras.Sequential([compat.keras.layers.Input(x.shape[1:]), self._layers[-1]])
+    return self._trial_of(model, x)
+
+  @settings_lib.kept
+  def inputs(self, kind: str, start: str, fold: Optional[int]) -> Tree:
+    """Returns what the trained part reads, by statistics of the examples outside the fold."""
+    value = tf.nest.map_structure(tf.convert_to_tensor, self.map(kind, fold)(self._x))
+    if start == settings_lib.LAST:
+      self.trial.assign(self._public_weights(kind, fold))
+      front = functools.partial(
+          functools.reduce, lambda inputs, layer: layer(inputs), self._layers[:-1])
+      value = tf.concat([front(value[first:first + trial_lib.CHUNK])
+                         for first in range(0, self.count, trial_lib.CHUNK)], 0)
+    return value
+
+  def map(self, kind: str, fold: Optional[int] = None) -> inputs_lib.Inputs:
+    if kind == inputs_lib.AS_GIVEN:
+      return inputs_lib.Inputs()
+    known = inputs_lib.all_of(self._x[self.rows(fold, settings_lib.GIVEN)])
+    return known.get(kind, inputs_lib.Inputs())
+
+  def weights(self, kind: str, start: str, fold: Optional[int]) -> trial_lib.Weights:
+    """Returns the weights that training starts from, of the trained part."""
+    if start == settings_lib.GIVEN:
+      return self.trial.start
+    weights = self._public_weights(kind, fold)
+    return weights if start == settings_lib.PUBLIC else weights[-len(self.part(start).variables):]
+
+  @settings_lib.kept
+  def _public_weights(self, kind: str, fold: Optional[int]) -> trial_lib.Weights:
+    rate, steps = self.recipes[kind]
+    rows = self.rows(fold, settings_lib.GIVEN)
+    if fold is not None:
+      rows = np.setdiff1d(rows, self.rows(fold, settings_lib.PUBLIC))
+    return tuple(np.asarray(t) for t in next(self.plainly(kind, rate, fold, rows, (steps,))))
+
+  @settings_lib.kept
+  def norm(self, kind: str, start: str, fold: Optional[int], rule: str) -> float:
+    """Returns the median norm of a gradient at the start, in the units of a rule."""
+    norms = self.part(start).norms(
+        self.inputs(kind, start, fold), self.y, self.weights(kind, start, fold), rule)
+    return _typical(norms[self.rows(fold, start)])
+
+  def base(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
+    """Returns the clip norm of `clip=1`."""
+    if setting.optimizer == 'DPAdamSTP':  # The geometric mean of what examples may need.
+      return math.sqrt(self.part(setting.start).size) * self.plans[0].batch_size**.25
+    return self._own_norm(setting, fold)
+
+  def _own_norm(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
+    rule = setting.rule if setting.optimizer == 'DPKFC' else _PLAIN  # The others scale nothing yet.
+    return self.norm(*setting[:2], fold, rule)
+
+  def unit(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
+    """Returns the learning rate of `rate=1`, at which weights may move by about 1 / norm."""
+    unit = 1 / (self.norm(*setting[:2], fold, _PLAIN) * math.sqrt(self.steps(setting)))
+    if setting.optimizer in ('DPSGD', 'DPKFC'):
+      unit *= (1 - setting.momentum) / (self._own_norm(setting, fold) * min(1.0, setting.clip))
+    return unit
+
+  def steps(self, setting: settings_lib.Setting) -> int:
+    return max(1, self.plans[setting.noise].steps // self.coarse)
+
+  # Trainings.
+
+  def _advance(self, trial: trial_lib.Trial, course: trial_lib.Course, state: trial_lib.State,
+               x: Tree, rows: np.ndarray, until: int, momentum: float, text: str
+               ) -> trial_lib.State:
+    """Trains if there is time for it."""
+    steps, known = max(1, until - state.step), trial.pace.get(course.rule)
+    self._clock.check(text, steps * (known or 0.0))
+    began = settings_lib.now()
+    state = trial.advance(course, state, x, self.y, rows, until, momentum)
+    pace = (settings_lib.now() - began) / steps
+    trial.pace[course.rule] = min(pace, known or pace)
+    return state
+
+  def plain_unit(self, kind: str, fold: Optional[int]) -> float:
+    return 1 / (16 * self.norm(kind, settings_lib.GIVEN, fold, _PLAIN))
+
+  def plainly(self, kind: str, rate: float, fold: Optional[int], rows: np.ndarray,
+              until: Sequence[int]) -> Iterator[Tree]:
+    """Trains without privacy, by Adam; yields the averaged weights after some numbers of steps."""
+    course = trial_lib.Course(
+        trial_lib.ADAM, 1.0, np.full(until[-1], rate * self.plain_unit(kind, fold)), 0.0,
+        mechanisms.IndependentGaussian(), self._seed)
+    state = self.trial.begin(course, self.trial.start)
+    x = self.inputs(kind, settings_lib.GIVEN, fold)
+    for step in until:
+      state = self._advance(self.trial, course, state, x, rows, step, .9,
+                            f'public examples alone, {kind} inputs')
+      yield state.average
+
+  def try_alone(self, kind: str, tried: Callable[[], None], folds: Sequence[int]) -> None:
+    """Finds how to train on the public examples alone; calls `tried` after each rate."""
+    for rate in _ALONE_RATES:
+      runs = {fold: self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN),
+                                 _ALONE_STEPS) for fold in folds}
+      least, late = math.inf, 0
+      for steps in _ALONE_STEPS:
+        judged = settings_lib.Judged()
+        for fold, run in runs.items():
+          self._note_alone(judged, kind, fold, next(run))
+        late = 0 if judged.loss < least else late + 1
+        least = min(least, judged.loss)
+        if kind not in self.alone or judged.loss < self.alone[kind].loss:
+          self.alone[kind], self.recipes[kind] = judged, (rate, steps)
+        if late == _PATIENCE:
+          break
+      tried()
+
+  def judge_alone(self, kind: str) -> None:
+    """Judges the best training on the public examples alone by the other folds, too."""
+    rate, steps = self.recipes[kind]
+    for fold in range(FOLDS):
+      if (fold, 0) not in self.alone[kind].losses:
+        run = self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN), (steps,))
+        self._note_alone(self.alone[kind], kind, fold, next(run))
+
+  def _note_alone(self, judged: settings_lib.Judged, kind: str, fold: int, weights: Tree) -> None:
+    outputs, losses = self.trial.judge(
+        self.inputs(kind, settings_lib.GIVEN, fold), self.y, weights)
+    rows = self._parts[fold]
+    judged.note((fold, 0), losses[rows], *self._metric(outputs, rows))
+
+  def train(self, setting: settings_lib.Setting, fold: int, seed: int, noise: float = 1.0
+            ) -> Tuple[Tree, np.ndarray]:
+    """Trains privately in simulation; returns outputs and losses of all examples."""
+    plan, steps, kind, start = self.plans[setting.noise], self.steps(setting), *setting[:2]
+    shape = np.ones(steps) if setting.averaged else 1 - np.arange(steps) / steps
+    course = trial_lib.Course(
+        setting.rule, setting.clip * self.base(setting, fold),
+        setting.rate * self.unit(setting, fold) * shape,
+        noise * floor(plan) / math.sqrt(self.coarse), _shortened(plan.mechanism, steps),
+        1000 * self._seed + 10 * fold + seed)
+    trial, x = self.part(start), self.inputs(kind, start, fold)
+    state = self._advance(
+        trial, course, trial.begin(course, self.weights(kind, start, fold)), x,
+        self.rows(fold, start), steps, decay_of(steps), f'{setting.optimizer}, {kind} inputs'
+        + (', public start' if start != settings_lib.GIVEN else ''))
+    return trial.judge(x, self.y, state.average if setting.averaged else state.weights)
+
+  def charged(self, setting: settings_lib.Setting, fold: int, outputs: Tree, losses: np.ndarray
+              ) -> Tuple[np.ndarray, float, Tree]:
+    """Returns losses, metric and outputs of the judged examples, charged as the module says."""
+    seen, unseen = self.rows(fold, setting.start), self._parts[fold]
+    least, most = losses[seen].mean(), losses[unseen].mean()
+    credit = .5 * math.sqrt(min(1.0, max(0.0, least / most))) if most > 0 else .5
+    metric, held = self._metric(outputs, unseen)
+    return (losses[unseen] - credit * (most - least),
+            metric + credit * (self._metric(outputs, seen)[0] - metric), held)
+
+  def measure(self, setting: settings_lib.Setting, folds: Sequence[int],
+              seeds: Sequence[int] = (0,)) -> settings_lib.Judged:
+    """Returns the judgement of a setting, of what is not known yet."""
+    known = self.judged.setdefault(setting, settings_lib.Judged())
+    for fold, seed in [(fold, seed) for fold in folds for seed in seeds]:
+      if (fold, seed) not in known.losses:
+        known.note((fold, seed), *self.charged(setting, fold, *self.train(setting, fold, seed)))
+    return known
+
+  def calibrated(self, setting: settings_lib.Setting, activation: str) -> settings_lib.Judged:
+    """Returns the judgement with outputs fitted on public examples: on each half for the other."""
+    before, after = self.judged[setting], settings_lib.Judged()
+    for key, old in before.outputs.items():
+      rows, moved = self._parts[key[0]], np.array(old)
+      y = _part(self.y, rows)
+      for i in range(2):
+        fitted = outputs_lib.fit(
+            activation, self.trial.loss, _part(y, slice(1 - i, None, 2)), old[1 - i::2])
+        moved[i::2] = outputs_lib.apply(activation, old[i::2], fitted)
+      losses, metrics = [[judge(values) for values in (moved, old)] for judge in (
+          lambda values: self.trial.loss(y, tf.constant(values)).numpy(),
+          lambda values: self.judge(values, y))]
+      after.note(key, before.losses[key] + losses[0] - losses[1],
+                 before.metrics[key] + metrics[0] - metrics[1], moved)
+    return after
+
+  def enough(self, setting: settings_lib.Setting, loss: float, folds: Sequence[int]) -> float:
+    """Returns the factor on the noise at which a setting has this loss; 0 if none has.
+
+    What noise adds to a loss is taken to grow with its square.
+    """
+    if self.judged[setting].loss <= loss:
+      return 1.0
+    clean = np.mean([self.charged(setting, fold, *self.train(setting, fold, 1, 0.0))[0].mean()
+                     for fold in folds])
+    more = self.judged[setting].loss - clean
+    return math.sqrt(max(0.0, loss - clean) / more) if more > 0 else 0.0
+
+  def settled(self, setting: settings_lib.Setting) -> Tuple[float, float]:
+    """Returns clip norm and learning rate for training on the private examples."""
+    per_step = self.coarse if setting.optimizer in ('DPSGD', 'DPKFC') else math.sqrt(self.coarse)
+    return (rounded(setting.clip * self.base(setting, None)),
+            rounded(setting.rate * self.unit(setting, None) / per_step))
+
+  def _metric(self, outputs: Tree, rows: np.ndarray) -> Tuple[float, Tree]:
+    """Returns the metric of some examples, and their outputs."""
+    outputs = _part(outputs, rows)
+    return self.judge(outputs, _part(self.y, rows)), outputs
+
+
+def floor(plan: privacy.PrivacyPlan) -> float:
+  """Returns the noise per coordinate of a mean over the clip norm, before it is correlated."""
+  return plan.noise_multiplier * terms.record_distance(plan.adjacency) / plan.batch_size
+
+
+def decay_of(steps: int) -> float:
+  """Returns the decay of a moving average over the last fifteenth of the steps."""
+  return max(.5, 1 - 15 / steps)
+
+
+def rounded(value: float) -> float:
+  return float(f'{value:.3g}')
+
+
+def _typical(norms: np.ndarray) -> float:
+  return float(np.median(norms)) or float(norms.max()) or 1.0
+
+
+def _shortened(mechanism: mechanisms.Mechanism, steps: int) -> mechanisms.Mechanism:
+  if mechanism.steps in (None, steps) or not isinstance(mechanism, mechanisms.BandedToeplitz):
+    return mechanism
+  return mechanisms.BandedToeplitz(min(mechanism.bands, steps), steps)
+
+
+def _part(tree: Tree, rows: np.ndarray | slice) -> Tree:
+  return tf.nest.map_structure(lambda values: values[rows], tree)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tfdp.recommend`: the best that a model can be at an epsilon, tried on public examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_adaptive import checks
+from tfdp_adaptive import compat
+from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
+from tfdp_adaptive.accounting import sampling as sampling_lib
+from tfdp_adaptive.advice import choice
+from tfdp_adaptive.advice import experiment as experiment_lib
+from tfdp_adaptive.advice import parts
+from tfdp_adaptive.advice import plans as plans_lib
+from tfdp_adaptive.advice import proposal
+from tfdp_adaptive.advice import recommendation
+from tfdp_adaptive.advice import search as search_lib
+from tfdp_adaptive.advice import settings as settings_lib
+from tfdp_adaptive.advice import user_level
+from tfdp_adaptive.clipping import losses as losses_lib
+from tfdp_adaptive.independence import validation
+from tfdp_adaptive.trees import Tree
+
+_FEWEST = 20  # Public examples.
+_BLIND_RATE = .17  # Times 1 / sqrt(T), without public examples.
+
+
+def recommend(
+    model: compat.Model, public: Optional[Tuple[Tree, Tree]] = None, *, loss: object = None,
+    metrics: Sequence[object] = (),
+    population_size: int, target_epsilon: float, target_delta: Optional[float] = None,
+    batch_size: Optional[float] = None, steps: Optional[int] = None, seconds: float = 120.0,
+    sampling: Optional[sampling_lib.Sampling] = None,
+    mechanism: Optional[mechanisms.Mechanism] = None, gradient_norm: Optional[float] = None,
+    examples_per_user: Optional[int] = None, likeness: Optional[float] = None, seed: int = 0,
+    verbose: int = 1, **fields: Any) -> recommendation.Recommendation:
+  """Recommends how to train a model privately, or says that public examples alone are better.
+
+  It trains the model on the public examples with the noise of the plan, and compares: the model as
+  it is; the model trained on the public examples alone, without privacy; private training as the
+  model is, with inputs scaled or whitened by public statistics, from weights that were trained on
+  the public examples, and of the last layer alone; and outputs that are calibrated on the public
+  examples afterwards. It tries DP-SGD, DP-Adam, scale-then-privatize and DP-KFC, clip norms,
+  learning rates, schedules and correlated noise. Nothing private is proposed that is not better
+  than the public examples alone by more than the error of the comparison.
+
+  Args:
+    model: A Keras model with the weights that training starts from. It stays as it is until
+      `found.model` is read.
+    public: PUBLIC examples `(x, y)`, 20 or more; a few hundred are better. None for a guess from
+      `gradient_norm`.
+    loss: As in `compile`; by default that of the compiled model.
+    metrics: As in `compile`. The first one judges, and the loss where two settings are level.
+    population_size: Number N of private examples (users), public.
+    target_epsilon: Epsilon of the plan.
+    target_delta: None for the largest power of ten below 1 / N.
+    batch_size: Expected batch size. By default a tenth of N or more.
+    steps: Number of steps; 300 by default.
+    seconds: The time to search for.
+    sampling: The sampling scheme, if you cannot choose it; as in `PrivacyPlan`.
+    mechanism: The noise, if you cannot choose it.
+    gradient_norm: Without public examples: the typical norm of a gradient, for example of
+      made-up examples in the units of the real ones. The guess was up to 1.5 times worse than
+      settings that were tried on 300 public examples.
+    examples_per_user: With unit='user': the number of examples of a user. The result then says
+      whether to sample examples one by one (`PoissonExamples`).
+    likeness: PUBLIC mean cosine of the gradients of two examples of one user.
+    seed: Fixes what is drawn in the search. The same seed gives the same answer, unless the
+      machine is so slow that `seconds` end the search earlier.
+    verbose: 0 prints no line of progress.
+    **fields: Other fields of the plan, such as `adjacency` or `unit`, but no clip norm.
+
+  Returns:
+    A `Recommendation`. It costs no privacy. After Ctrl-C it is the best that was found so far.
+
+  Examples:
+    >>> model = compat.keras.Sequential([compat.keras.layers.Dense(1, activation='sigmoid')])
+    >>> x = np.random.default_rng(0).normal(size=[80, 4]).astype(np.float32)  # A PUBLIC sample.
+    >>> found = recommend(
+    ...     model, (x, (x[:, 0] > 0).astype(np.float32)), loss='binary_crossentropy',
+    ...     population_size=10_000, target_epsilon=1.0, seconds=5, verbose=0)
+    >>> [row.name for row in found.rows][:2]
+    ['not trained', 'public examples alone, without privacy']
+  """
+  clock = settings_lib.Clock(seconds, verbose)
+  checks.whole(population_size=population_size)
+  checks.positive(target_epsilon=target_epsilon, seconds=seconds)
+  if 'l2_norm_clip' in fields:
+    raise ValueError('`l2_norm_clip` is recommended, not given. '
+                     f'Received: l2_norm_clip={fields["l2_norm_clip"]}.')
+  if (public is None) == (gradient_norm is None):
+    raise ValueError('Give `public=(x, y)`, or `gradient_norm` of made-up examples in the units of '
+                     'the real ones: without either, settings could make the model worse. '
+                     f'Received: public: {public is not None}, gradient_norm={gradient_norm}.')
+  target_delta = target_delta or choice.default_delta(population_size)
+  if public is None:  # Nothing tells plans apart.
+    checks.positive(gradient_norm=gradient_norm)
+    sampling = sampling or sampling_lib.Poisson()
+  else:
+    public, loss = _checked(model, public), _loss(model, loss)
+  plans = plans_lib.candidates(
+      population_size, batch_size, steps, sampling, mechanism, target_epsilon=target_epsilon,
+      target_delta=target_delta, **fields)
+  compared = '' if examples_per_user is None else user_level.compare(
+      population_size=population_size, batch_size=plans[0].batch_size, steps=plans[0].steps,
+      examples_per_user=examples_per_user, likeness=likeness, target_epsilon=target_epsilon,
+      target_delta=target_delta, **fields).reason
+  if public is None:
+    found = _blind(model, plans[0], float(gradient_norm or 0))
+  else:
+    found = _searched(model, *public, loss, metrics, plans, seed, clock)
+  return dataclasses.replace(found, reasons=tuple(filter(None, (*found.reasons, compared))))
+
+
+def _loss(model: compat.Model, loss: object) -> object:
+  loss = getattr(model, 'loss', None) or None if loss is None else loss  # Keras 2 has {}.
+  if loss is None:
+    raise ValueError('`loss` must be given, as in `compile`. Received: loss=None for a model that '
+                     'is not compiled.')
+  return loss
+
+
+def _checked(model: compat.Model, public: object) -> Tuple[Tree, Tree]:
+  """Returns the public examples as arrays, or raises a ValueError; builds the model."""
+  if not isinstance(public, (tuple, list)) or len(public) != 2:
+    raise ValueError('`public` must be a pair `(x, y)` of arrays. '
+                     f'Received: {type(public).__name__}.')
+  x, y = (tf.nest.map_structure(recommendation.array, part) for part in public)
+  counts = {len(part) if part.ndim else 0 for part in tf.nest.flatten((x, y))}
+  if len(counts) != 1 or min(counts) < _FEWEST:
+    raise ValueError(f'`public` must hold {_FEWEST} examples or more, as many inputs as targets. '
+                     f'Received: arrays of {sorted(counts)} examples. Collect or make up more, or '
+                     'pass `gradient_norm` instead.')
+  for part in tf.nest.flatten((x, y)):
+    if part.dtype.kind == 'f' and not np.isfinite(part).all():
+      raise ValueError('`public` must be finite. Received: NaN or infinity in an array of shape '
+                       f'{part.shape}.')
+  try:
+    model(tf.nest.map_structure(lambda part: part[:2], x))
+  except Exception as error:
+    raise ValueError('`model` must take the inputs of `public`. Received: inputs of shape '
+                     f'{tf.nest.map_structure(np.shape, x)} ({str(error)[:200]}).') from error
+  if not model.trainable_variables:
+    raise ValueError('`model` must have trainable variables. Received: none.')
+  return x, y
+
+
+def _blind(model: compat.Model, plan: privacy.PrivacyPlan, clip: float
+           ) -> recommendation.Recommendation:
+  """Returns DP-Adam, whose steps have a size of their own, whatever the gradients are."""
+  return recommendation.Recommendation(
+      dataclasses.replace(plan, l2_norm_clip=clip), 'DPAdam',
+      dict(learning_rate=experiment_lib.rounded(_BLIND_RATE / math.sqrt(plan.steps)),
+           epsilon=clip * experiment_lib.floor(plan)), (),
+      ('There are no public examples to try settings on: this is a guess. DP-Adam is proposed '
+       'since the size of its steps does not depend on the gradients. A few hundred public '
+       'examples would also tell whether private training is worth it.',), '',
+      recommendation.Origin(model, losses_lib.ExampleLoss('mse'), np.zeros([0]), np.zeros([0])))
+
+
+def _searched(model: compat.Model, x: Tree, y: Tree, loss: object, metrics: Sequence[object],
+              plans: Sequence[privacy.PrivacyPlan], seed: int, clock: settings_lib.Clock
+              ) -> recommendation.Recommendation:
+  """Searches, and puts the model back as it was."""
+  specs = tf.nest.map_structure(lambda part: tf.TensorSpec(
+      [None, *part.shape[1:]], tf.as_dtype(part.dtype)), x)
+  validation.validate_model(model, specs)
+  layers = parts.chain(model, x)
+  part, features, front = parts.behind_frozen(layers, model, x)
+  experiment = experiment_lib.Experiment(
+      part, layers[front:], loss, metrics, features, y, plans, seed, clock)
+  search = search_lib.Search(experiment, clock)
+  try:
+    try:
+      search.public_alone()
+      search.run()
+      finals = search.finals()
+    except KeyboardInterrupt:
+      finals = search.ranked()[:1]
+    clock.allow(math.inf)  # What is handed over is trained, whatever the time.
+    return proposal.made(recommendation.Origin(model, experiment.trial.loss, x, y, layers, front),
+                     search, finals)
+  finally:
+    experiment.trial.restore()
+    clock.end()
