@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import sampling as sampling_lib
@@ -26,6 +27,8 @@ def candidates(
 
   Where nothing is given, there are two with more or fewer steps over as many examples.
   """
+  given = dict(batch_size=batch_size, steps=steps)
+  checks.positive(**{name: value for name, value in given.items() if value is not None})
   free = batch_size is None and steps is None and sampling is mechanism is None
   steps = steps or _STEPS
   batch_size = batch_size or min(population_size, max(
