@@ -2,13 +2,14 @@
 """Sources of users' examples: memory, SQLite, JSON lines, or rows with a user column.
 
 A source maps each user to the nest of arrays of that user's examples. Only the ids of the
-users are kept in memory; examples are read when their user is asked for.
+users are in memory. The examples of a user are read when a round draws the user.
 """
 
 from __future__ import annotations
 
 import abc
 import collections.abc
+import functools
 import gzip
 import json
 import lzma
@@ -22,10 +23,16 @@ import urllib.parse
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import trees
+
 Path = Union[str, 'os.PathLike[str]']
-Preprocess = Callable[[Dict[str, Any]], Any]
+User = Union[str, int]
+Table = Any  # A data set of Hugging Face, a DataFrame of pandas, or {column: array}.
+Preprocess = Callable[[Dict[str, Any]], trees.Tree]
 
 _OPENERS: Dict[str, Callable[..., Any]] = {'.xz': lzma.open, '.gz': gzip.open}
+Features = Mapping[str, Any]  # {name: `tf.io.FixedLenFeature` or the like}
+_OF_USER = 'SELECT {} FROM examples WHERE client_id = ? AND split_name = ?'
 _SPLIT = 'train'  # Split of a database that is made here.
 _BLOCK = 100_000  # Rows whose users are read at a time.
 
@@ -34,13 +41,13 @@ class Source(collections.abc.Mapping):
   """`{user: nest of arrays}`; the arrays of a user are equally long along the first axis."""
 
   @abc.abstractmethod
-  def read(self, user: Any, most: Optional[int]) -> Any:
+  def read(self, user: User, most: Optional[int]) -> trees.Tree:
     """Returns a user's examples; of at most `most` rows, drawn at random, if that saves work."""
 
-  def __getitem__(self, user: Any) -> Any:
+  def __getitem__(self, user: User) -> trees.Tree:
     return self.sample(user, None)
 
-  def sample(self, user: Any, most: Optional[int]) -> Any:
+  def sample(self, user: User, most: Optional[int]) -> trees.Tree:
     """Returns all examples of a user, or `most` of them, drawn again at every call."""
     arrays = tf.nest.map_structure(np.asarray, self.read(user, most))
     sizes = {a.shape[:1] for a in tf.nest.flatten(arrays)}
@@ -56,9 +63,9 @@ class Source(collections.abc.Mapping):
 
 
 class Memory(Source):
-  """Examples of a mapping that is kept as it is."""
+  """Examples of a mapping in memory."""
 
-  def __init__(self, examples: Mapping[Any, Any]) -> None:
+  def __init__(self, examples: Mapping[User, trees.Tree]) -> None:
     self._examples = dict(examples)
     for user in self._examples:
       self.sample(user, None)
@@ -66,10 +73,10 @@ class Memory(Source):
   def __len__(self) -> int:
     return len(self._examples)
 
-  def __iter__(self) -> Iterator[Any]:
+  def __iter__(self) -> Iterator[User]:
     return iter(self._examples)
 
-  def read(self, user: Any, most: Optional[int]) -> Any:
+  def read(self, user: User, most: Optional[int]) -> trees.Tree:
     return self._examples[user]
 
 
@@ -116,19 +123,20 @@ class Database(Source):
   def __iter__(self) -> Iterator[str]:
     return iter(self._ids)
 
-  def read(self, user: Any, most: Optional[int]) -> Any:
-    # A few users have a million rows: they are drawn before they are read.
-    places = [row[0] for row in self._query(
-        'SELECT rowid FROM examples WHERE client_id = ? AND split_name = ?', user, self._split)]
-    if not places:
+  def read(self, user: User, most: Optional[int]) -> trees.Tree:
+    rows = None
+    if most is not None:  # A few users have a million rows: they are drawn before they are read.
+      places = self._query(_OF_USER.format('rowid'), user, self._split)
+      if len(places) > most:
+        rows = [self._query('SELECT serialized_example_proto FROM examples WHERE rowid = ?',
+                            *places[i])[0] for i in _drawn(len(places), most)]
+    if rows is None:
+      rows = self._query(_OF_USER.format('serialized_example_proto'), user, self._split)
+    if not rows:
       raise KeyError(user)
-    if most is not None and len(places) > most:
-      places = [places[i] for i in _drawn(len(places), most)]
-    rows = [self._query('SELECT serialized_example_proto FROM examples WHERE rowid = ?',
-                        int(place))[0][0] for place in places]
-    return self._preprocess(self._parse(rows))
+    return self._preprocess(self._parse([row for row, in rows]))
 
-  def _query(self, query: str, *values: Any) -> List[Tuple[Any, ...]]:
+  def _query(self, query: str, *values: User) -> List[Tuple[Any, ...]]:
     return self._connection.execute(query, values).fetchall()
 
 
@@ -141,10 +149,10 @@ class Rows(Source):
     preprocess: `{column: values} -> nest of arrays`, one example per row.
   """
 
-  def __init__(self, data: Any, user: str, preprocess: Preprocess) -> None:
+  def __init__(self, data: Table, user: str, preprocess: Preprocess) -> None:
     self._data, self._preprocess = data, preprocess
     size = len(data[user]) if isinstance(data, collections.abc.Mapping) else len(data)
-    self._numbers: Dict[Any, int] = {}
+    self._numbers: Dict[User, int] = {}
     owners = np.empty([size], np.int64)
     for start in range(0, size, _BLOCK):
       block = np.arange(start, min(start + _BLOCK, size))
@@ -156,10 +164,10 @@ class Rows(Source):
   def __len__(self) -> int:
     return len(self._numbers)
 
-  def __iter__(self) -> Iterator[Any]:
+  def __iter__(self) -> Iterator[User]:
     return iter(self._numbers)
 
-  def read(self, user: Any, most: Optional[int]) -> Any:
+  def read(self, user: User, most: Optional[int]) -> trees.Tree:
     number = self._numbers[user]
     rows = self._order[self._first[number]:self._first[number + 1]]
     if most is not None and len(rows) > most:
@@ -167,7 +175,7 @@ class Rows(Source):
     return self._preprocess(_columns(self._data, rows))
 
 
-def of(examples: Any) -> Source:
+def of(examples: Mapping[User, trees.Tree]) -> Source:
   """Returns the source of what `Users` is given."""
   if isinstance(examples, Source):
     return examples
@@ -183,13 +191,27 @@ def without(column: str) -> Preprocess:
                           if name != column}
 
 
-def protos(features: Mapping[str, Any]) -> Callable[[Sequence[bytes]], Dict[str, Any]]:
-  """Returns a parser of `tf.train.Example`s; `features` as for `tf.io.parse_example`."""
-  def parse(rows: Sequence[bytes]) -> Dict[str, Any]:
-    parsed = tf.io.parse_example(tf.constant(rows), dict(features))
-    return {name: values.numpy() for name, values in parsed.items()}
+class Protos:
+  """A parser of `tf.train.Example`s.
 
-  return parse
+  Args:
+    features: As for `tf.io.parse_example`.
+  """
+
+  def __init__(self, features: Features) -> None:
+    self._features = dict(features)
+
+  def __reduce__(self) -> Tuple[Callable[..., Protos], Tuple[Features]]:
+    return Protos, (self._features,)  # It is traced where it is used.
+
+  @functools.cached_property
+  def _parse(self) -> Callable[[Sequence[bytes]], Dict[str, Any]]:
+    # Eager parsing prepares the features again for every user, which costs more than to parse.
+    return tf.function(lambda rows: tf.io.parse_example(rows, self._features), autograph=False,
+                       input_signature=[tf.TensorSpec([None], tf.string)])
+
+  def __call__(self, rows: Sequence[bytes]) -> Dict[str, np.ndarray]:
+    return {name: values.numpy() for name, values in self._parse(tf.constant(rows)).items()}
 
 
 def parse_json(rows: Sequence[str]) -> Dict[str, Any]:
@@ -270,7 +292,7 @@ def _lines(path: pathlib.Path, user: str) -> Iterator[Tuple[str, str]]:
                            ) from error
 
 
-def _user_id(value: Any, column: str) -> Any:
+def _user_id(value: Union[User, np.generic], column: str) -> User:
   value = value.item() if isinstance(value, np.generic) else value
   if isinstance(value, bool) or not isinstance(value, (str, int)):
     raise ValueError(f'{column!r} must hold texts or whole numbers: a row without user belongs to '
@@ -278,7 +300,7 @@ def _user_id(value: Any, column: str) -> Any:
   return value
 
 
-def _columns(data: Any, rows: np.ndarray) -> Dict[str, Any]:
+def _columns(data: Table, rows: np.ndarray) -> Dict[str, Any]:
   """Returns `{column: values}` of some rows."""
   if isinstance(data, collections.abc.Mapping):
     return {name: np.asarray(values)[rows] for name, values in data.items()}

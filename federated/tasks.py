@@ -93,7 +93,7 @@ def of_file(
     held_out_users: Number of its users to evaluate on, the first ones.
     **sizes: `batch_size`, `epochs`, `max_examples`, as for `Users`.
   """
-  train, other = (sources.Database(path, split, sources.protos(features), preprocess)
+  train, other = (sources.Database(path, split, sources.Protos(features), preprocess)
                   for split in ('train', held_out))
   first = {user: other[user] for user in itertools.islice(other, held_out_users)}
   return (users_lib.Users(train, **sizes),
@@ -103,7 +103,7 @@ def of_file(
 def stackoverflow_words(path: sources.Path, split: str = 'train') -> sources.Source:
   """Returns `{user: all words}` of TFF's file, for `vocabulary.private_vocabulary`."""
   return sources.Database(
-      path, split, sources.protos(_TOKENS),
+      path, split, sources.Protos(_TOKENS),
       lambda columns: np.array([word.decode() for text in columns['tokens']
                                 for word in text.split()]))
 

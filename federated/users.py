@@ -8,15 +8,17 @@ limits how many examples of a user take part in a round.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import trees
 from tfdp_adaptive.batches import passes
 from tfdp_adaptive.batches import sources as fingerprints
 
+from . import engines
 from . import sources
 
 _SAMPLED = 32  # Users whose data a saved run knows again.
@@ -36,7 +38,7 @@ class Users:
   """
 
   def __init__(
-      self, examples: Mapping[Any, Any], *, batch_size: int, epochs: int = 1,
+      self, examples: Mapping[engines.Client, trees.Tree], *, batch_size: int, epochs: int = 1,
       max_examples: Optional[int] = None) -> None:
     self._source = sources.of(examples)
     sizes = dict(batch_size=batch_size, epochs=epochs)
@@ -49,8 +51,8 @@ class Users:
 
   @classmethod
   def from_sqlite(
-      cls, path: sources.Path, *, features: Mapping[str, Any], preprocess: sources.Preprocess,
-      split: str = 'train', **sizes: Any) -> Users:
+      cls, path: sources.Path, *, features: sources.Features, preprocess: sources.Preprocess,
+      split: str = 'train', **sizes: int) -> Users:
     """Reads the SQLite format of `tff.simulation.datasets`, user by user, without TFF.
 
     Args:
@@ -63,12 +65,12 @@ class Users:
     Raises:
       ValueError: If the file or the split does not exist.
     """
-    return cls(sources.Database(path, split, sources.protos(features), preprocess), **sizes)
+    return cls(sources.Database(path, split, sources.Protos(features), preprocess), **sizes)
 
   @classmethod
   def from_json_lines(
       cls, path: sources.Path, *, user: str, preprocess: Optional[sources.Preprocess] = None,
-      database: Optional[sources.Path] = None, **sizes: Any) -> Users:
+      database: Optional[sources.Path] = None, **sizes: int) -> Users:
     """Reads a file of JSON objects, one example per line, user by user.
 
     The file is copied once into an SQLite file of about the same size.
@@ -90,8 +92,8 @@ class Users:
 
   @classmethod
   def from_rows(
-      cls, data: Any, *, user: str, preprocess: Optional[sources.Preprocess] = None,
-      **sizes: Any) -> Users:
+      cls, data: sources.Table, *, user: str, preprocess: Optional[sources.Preprocess] = None,
+      **sizes: int) -> Users:
     """Groups rows by a column of users.
 
     Memory: 16 bytes per row besides the data and the users' ids.
@@ -112,23 +114,23 @@ class Users:
     return cls(sources.Rows(data, user, preprocess or sources.without(user)), **sizes)
 
   @property
-  def client_ids(self) -> List[str]:
+  def client_ids(self) -> List[engines.Client]:
     return list(self._source)
 
   @property
-  def element_type_structure(self) -> Any:
-    """Nest of `tf.TensorSpec` of a batch, which is the `input_spec` of a TFF model."""
+  def element_type_structure(self) -> trees.Tree:
+    """Returns the nest of `tf.TensorSpec` of a batch, which is the `input_spec` of a TFF model."""
     return self._dataset(self._source[next(iter(self._source))]).element_spec
 
   @property
-  def settings(self) -> Dict[str, Any]:
-    """Settings of a round, which must be the same when a saved run resumes."""
+  def settings(self) -> Dict[str, Optional[int]]:
+    """Returns the settings of a round, which must be the same when a saved run resumes."""
     return dict(batch_size=self._batch_size, epochs=self._epochs, max_examples=self._max_examples)
 
-  def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
+  def create_tf_dataset_for_client(self, client_id: engines.Client) -> tf.data.Dataset:
     return self._dataset(self._drawn(client_id))
 
-  def batches(self, client_id: str) -> Iterator[Any]:
+  def batches(self, client_id: engines.Client) -> Iterator[trees.Tree]:
     """Yields the batches of a user as nests of arrays, without a data set."""
     arrays = self._drawn(client_id)
     if self._epochs > 1:
@@ -137,7 +139,7 @@ class Users:
     for start in range(0, size, self._batch_size):
       yield tf.nest.map_structure(lambda a, s=start: a[s:s + self._batch_size], arrays)
 
-  def _drawn(self, client_id: str) -> Any:
+  def _drawn(self, client_id: engines.Client) -> trees.Tree:
     """Returns the examples of a user that a round uses."""
     return self._source.sample(client_id, self._max_examples)
 
@@ -158,16 +160,8 @@ class Users:
         lambda: (self._source[user] for user in self._source),
         self.element_type_structure).unbatch().batch(batch_size)
 
-  def _dataset(self, arrays: Any) -> tf.data.Dataset:
+  def _dataset(self, arrays: trees.Tree) -> tf.data.Dataset:
     dataset = tf.data.Dataset.from_tensor_slices(arrays)
     if self._epochs > 1:
       dataset = dataset.repeat(self._epochs)
-    return dataset.batch(self._batch_size).with_options(_as_it_is())
-
-
-def _as_it_is() -> tf.data.Options:
-  """Turns off optimizations of a data set that is read once, which take longer than reading it."""
-  options = tf.data.Options()
-  options.autotune.enabled = False
-  options.experimental_optimization.apply_default_optimizations = False
-  return options
+    return dataset.batch(self._batch_size)
