@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Optional, Sequence, Tuple, TYPE_CHECKING
+import pathlib
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from . import engines
 from . import identity
 from . import releases
+from . import server as server_lib
 from . import storage
 
-if TYPE_CHECKING:
-  import pathlib
-
+Row = Dict[str, Any]  # The numbers of a round.
+Described = Any  # Settings as JSON.
 _RECORD = ('identity', 'history', 'failed', 'pending')
 
 
@@ -38,32 +40,36 @@ class Run:
   """
 
   def __init__(
-      self, process: Any, folder: Optional[storage.RunFolder], resume: bool, train_data: Any,
-      client_ids: Sequence[str]) -> None:
+      self, process: engines.PrivateFedAvg, folder: Optional[storage.RunFolder], resume: bool,
+      train_data: engines.ClientData, client_ids: Sequence[engines.Client]) -> None:
     self._folder = folder
-    self.history, self.failed, self.pending = [], {}, {}
+    self.history: List[Row] = []
+    self.failed: Dict[engines.Client, int] = {}
+    self.pending: Row = {}
     self.ever_succeeded = False
-    self.state = tf.nest.map_structure(tf.constant, process.initialize())
+    self.state: server_lib.State = tf.nest.map_structure(tf.constant, process.initialize())
     if folder is None:
       return
     self._identity = _identity(process, train_data, client_ids)
-    saved = folder.load(self.state, self._check)
-    _check_released(folder.path, None if saved is None else int(saved[0].round))
+    saved = folder.load()
     if saved is None:
+      _check_released(folder.path, None)
       return
+    arrays, record = saved
+    state = self._state_of(folder.path, arrays, record)
+    _check_released(folder.path, int(state.round))
     if not resume:
       raise FileExistsError(f'There is a run in {folder.path}. Go on with it (resume=True), or '
                             'give another folder; its privacy loss would add to that of a new run.')
-    state, record = saved
     self.state = state if process.seed is not None else storage.with_fresh_keys(state)
     self.history, self.failed, self.pending = (
         record['history'], record['failed'], record['pending'])
     self.ever_succeeded = True
 
-  def _check(self, record: Dict[str, Any]) -> None:
-    """Raises unless this run can resume from the saved record."""
-    folder: Any = self._folder
-    path = folder.path
+  def _state_of(
+      self, path: pathlib.Path, arrays: Sequence[np.ndarray], record: storage.Record
+  ) -> server_lib.State:
+    """Returns the saved state, after checking that this run can resume from it."""
     if not isinstance(record, dict) or not set(_RECORD) <= set(record):
       raise storage.SavedRunError(f'{path} must hold what a run saved, and does not. Give '
                                   'another folder.')
@@ -73,17 +79,23 @@ class Run:
           f'The run in {path} has another plan or other settings, in '
           f'{sorted(received)}. Received: {received}. '
           f'Expected: {expected}. Give those to go on, or give another folder.')
+    wanted = [np.asarray(x) for x in tf.nest.flatten(self.state)]
+    if [(x.shape, x.dtype) for x in arrays] != [(x.shape, x.dtype) for x in wanted]:
+      raise storage.SavedRunError(f'The run saved in {path} has another model, rule or mechanism. '
+                                  'Give the process it was started with, or another folder.')
+    return tf.nest.pack_sequence_as(self.state, [tf.constant(x) for x in arrays])
 
   @property
   def done(self) -> int:
     """Number of rounds of the plan that are used up."""
     return int(self.state.round)
 
-  def weights(self) -> Any:
+  def weights(self) -> server_lib.ModelWeights:
     weights = self.state.global_model_weights
     return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
 
-  def advance(self, state: Any, released: Any, exact: Any, failed: Any) -> None:
+  def advance(self, state: server_lib.State, released: Row, exact: Row,
+              failed: Iterable[engines.Client]) -> None:
     """Takes the next state and saves it before anything of it is released."""
     self.state = state
     # The size of the cohort is left out: under add_remove it is private. So is its time.
@@ -94,12 +106,13 @@ class Run:
     for client in failed:
       self.failed[client] = self.failed.get(client, 0) + 1
     if self._folder is not None:
-      self._folder.save(state, {
+      self._folder.save(tf.nest.flatten(state), {
           'identity': self._identity, 'history': self.history, 'failed': self.failed,
           'pending': self.pending})
 
 
-def _identity(process: Any, train_data: Any, client_ids: Sequence[str]) -> Dict[str, Any]:
+def _identity(process: engines.PrivateFedAvg, train_data: engines.ClientData,
+              client_ids: Sequence[engines.Client]) -> storage.Record:
   """Returns what a run must have in common with the saved run that it resumes."""
   return json.loads(json.dumps({
       'plan': json.loads(process.plan.to_json()),
@@ -118,7 +131,7 @@ def _check_released(path: pathlib.Path, saved_round: Optional[int]) -> None:
         'state back, or give another folder; what was spent in this one then counts as well.')
 
 
-def _differences(left: Any, right: Any) -> Tuple[Any, Any]:
+def _differences(left: Described, right: Described) -> Tuple[Described, Described]:
   """Returns two trees of settings without the settings that are equal."""
   if not (isinstance(left, dict) and isinstance(right, dict)):
     return left, right

@@ -7,11 +7,8 @@ steps of all rounds are steps of one plan on the same records, so they are count
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pathlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import warnings
 
 import numpy as np
@@ -24,8 +21,10 @@ from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as statement_lib
 from tfdp_adaptive.privacy import weight_digests
 
+from . import storage
+
 _STATE, _RECORDS, _COINS = 'silo.npz', 'records', 'coins'
-_FACTS = (
+_TEXT = (
     'One of several silos: the records above are those of this silo alone. It drew its own batches '
     'and added its own noise, so the guarantee holds against the server, the other silos and '
     'everybody who sees the weights that it sent.',
@@ -81,14 +80,13 @@ class Silo:
         print(silo.statement())
   """
 
-  def __init__(self, folder: Union[str, 'os.PathLike[str]'], *, plan: tfdp.PrivacyPlan,
+  def __init__(self, folder: storage.Path, *, plan: tfdp.PrivacyPlan,
                new: bool = False) -> None:
-    if not isinstance(folder, (str, os.PathLike)) or not str(folder):
-      raise ValueError(f'`folder` must be the path of a folder. Received: folder={folder!r}.')
     if not isinstance(plan, tfdp.PrivacyPlan):
       raise ValueError('`plan` must be the `tfdp.PrivacyPlan` of all rounds. '
                        f'Received: plan={plan!r}.')
-    self._folder, self._plan, self._new = pathlib.Path(folder), plan, new
+    self._files = storage.RunFolder(folder, _STATE)
+    self._folder, self._plan, self._new = self._files.path, plan, new
     self._load()
 
   def train(self, model: Any, weights: Sequence[Any], data: Any, *, steps: int,
@@ -118,7 +116,7 @@ class Silo:
     if server_round is not None:
       checks.whole(0, server_round=server_round)
     optimizer = self._optimizer(model)
-    with self._locked():
+    with self._files:
       saved = self._load()
       if saved is None and server_round is not None and server_round > 1 and not self._new:
         raise tfdp.PrivacyError(
@@ -169,7 +167,7 @@ class Silo:
     saved = self._load()
     if saved is not None:
       more.update(weights=saved.weights)
-    return self.ledger.card(facts=_FACTS, **more)
+    return self.ledger.card(facts=_TEXT, **more)
 
   def _optimizer(self, model: Any) -> Any:
     """Returns the optimizer of a private model, after checking that it has the silo's plan."""
@@ -184,36 +182,18 @@ class Silo:
           '`plan=plan`.')
     return optimizer
 
-  @contextlib.contextmanager
-  def _locked(self) -> Iterator[None]:
-    self._folder.parent.mkdir(parents=True, exist_ok=True)
-    self._folder.mkdir(mode=0o700, exist_ok=True)
-    try:
-      lock = runfolder.Lock(self._folder)
-    except runfolder.Held as error:
-      raise tfdp.PrivacyError(
-          f'Another process trains in {self._folder}. Two of them would take the same steps of '
-          'the plan twice. Wait for it, or give each silo a folder of its own.') from error
-    with contextlib.closing(lock):
-      yield
-
   def _load(self) -> Optional[_Saved]:
     """Returns what the folder holds, or None for a new folder."""
-    path = self._folder / _STATE
-    try:
-      arrays, record = runfolder.load(path)
-      saved = _Saved(arrays=arrays, **record)
-    except FileNotFoundError:
+    loaded = self._files.load()
+    if loaded is None:
       if (self._folder / _RECORDS).exists():
-        raise tfdp.PrivacyError(
-            f'{path} is gone, and with it the ledger of these records. A new one would begin at '
-            'zero. Put the file back; nothing may be trained on these records without it.'
-        ) from None
+        raise storage.SavedRunError(
+            f'{self._files.state} is gone, and with it the ledger of these records. A new one '
+            'would begin at zero. Put the file back; nothing may be trained on these records '
+            'without it.')
       return None
-    except (runfolder.Damaged, TypeError) as error:
-      raise tfdp.PrivacyError(
-          f'{path} must be what a silo saved. Received: {error}. Put another copy of the last '
-          'state back.') from error
+    arrays, record = loaded
+    saved = _Saved(arrays=arrays, **record)
     if saved.plan != json.loads(self._plan.to_json()):
       raise tfdp.PrivacyError(
           f'{self._folder} has the ledger of another plan. Received: {self._plan!r:.60}. Give the '
@@ -274,7 +254,7 @@ class Silo:
 
   def _write(self, saved: _Saved) -> None:
     record = saved._asdict()
-    runfolder.save(self._folder / _STATE, record.pop('arrays'), record)
+    self._files.save(record.pop('arrays'), record)
 
 
 def _assign(model: Any, weights: Sequence[Any]) -> None:

@@ -10,89 +10,90 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import errors
 from tfdp_adaptive import noise
 from tfdp_adaptive import runfolder
+from tfdp_adaptive import trees
 from tfdp_adaptive.noise import keys
 
-_STATE = 'state.npz'
+Path = Union[str, 'os.PathLike[str]']
+Array = Union[np.ndarray, tf.Tensor]
+Record = Dict[str, Any]  # For JSON.
 
 
-class SavedRunError(ValueError):
+class SavedRunError(errors.PrivacyError, ValueError):
   """The run in a folder cannot be resumed."""
+
+
+class InUseError(errors.PrivacyError, BlockingIOError):
+  """Another process has the folder of a run."""
 
 
 class RunFolder:
   """The folder of one run; a context manager that no second process can enter.
 
+  Args:
+    path: The path of the folder.
+    state: The name of the file with the SECRET state.
+
   Attributes:
     path: `pathlib.Path`.
+    state: The path of the file with the SECRET state.
   """
 
-  def __init__(self, path: Union[str, os.PathLike]) -> None:
+  def __init__(self, path: Path, state: str = 'state.npz') -> None:
     if not isinstance(path, (str, os.PathLike)) or not str(path):
-      raise ValueError(f'`out` must be the path of a folder, or None. Received: out={path!r}.')
+      raise ValueError(f'The path of a folder must be a text or a `Path`. Received: {path!r}.')
     self.path = pathlib.Path(path)
-    self._lock: Any = None
+    self.state = self.path / state
 
-  def __enter__(self) -> 'RunFolder':
+  def __enter__(self) -> RunFolder:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self.path.mkdir(mode=0o700, exist_ok=True)
     try:
       self._lock = runfolder.Lock(self.path)
     except OSError:
-      raise BlockingIOError(
+      raise InUseError(
           f'Another process trains in {self.path}. Two of them would use the same noise twice; '
           'wait for it, or give another folder.') from None
     return self
 
-  def __exit__(self, *error: Any) -> None:
+  def __exit__(self, *error: object) -> None:
     self._lock.close()
 
-  def save(self, tree: Any, record: Dict[str, Any]) -> None:
+  def save(self, arrays: Sequence[Array], record: Record) -> None:
     """Replaces the saved state; when this returns it is on disk.
 
     Args:
-      tree: SECRET nest of tensors.
+      arrays: SECRET arrays or tensors.
       record: Further values to save, JSON-serializable.
     """
-    runfolder.save(self.path / _STATE, tf.nest.flatten(tree), record)
+    runfolder.save(self.state, arrays, record)
 
-  def load(
-      self, template: Any, check: Callable[[Any], None] = lambda record: None
-  ) -> Optional[Tuple[Any, Dict[str, Any]]]:
-    """`(tree, record)` as saved, or None if there is nothing.
-
-    Args:
-      template: A tree like the one that was saved.
-      check: Raises unless a record is one to go on with; asked before the template.
+  def load(self) -> Optional[Tuple[List[np.ndarray], Record]]:
+    """Returns `(arrays, record)` as saved, or None if there is nothing.
 
     Raises:
-      SavedRunError: The file is not as it was saved, or of another model.
+      SavedRunError: If the file is not as it was saved.
     """
     try:
-      leaves, record = runfolder.load(self.path / _STATE)
+      return runfolder.load(self.state)
     except FileNotFoundError:
       return None
     except runfolder.Damaged as error:
       raise SavedRunError(
-          f'{self.path / _STATE} must be what a run saved, and cannot be read: {error}. Start '
-          'again in another folder; what was spent in this one then counts as well if any of it '
-          'was published.') from error
-    check(record)
-    wanted = [np.asarray(x) for x in tf.nest.flatten(template)]
-    if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in wanted]:
-      raise SavedRunError(f'The run saved in {self.path} has another model, rule or mechanism. '
-                          'Give the process it was started with, or another folder.')
-    return tf.nest.pack_sequence_as(template, [tf.constant(x) for x in leaves]), record
+          f'{self.state} must be what a run saved, and cannot be read: {error}. Put another copy '
+          'of the last state back. A new folder begins at zero; what was spent in this one then '
+          'counts as well if any of it was published.') from error
 
 
-def with_fresh_keys(tree: Any) -> Any:
-  """The state with new keys for all noise to come; what past noise it needs stays.
+def with_fresh_keys(tree: trees.Tree) -> trees.Tree:
+  """Returns the state with new keys for all noise to come; what past noise it needs stays.
 
   Whatever became of the rounds after this state, noise used for them is not used
   again.

@@ -69,7 +69,7 @@ def search(folder):
 def simulate(folder):
   storage = pytest.importorskip('tfdp_adaptive.federated.storage')
   with storage.RunFolder(folder / 'run') as run:
-    run.save({'a': tf.constant([1.0])}, {'rounds': 1})
+    run.save([tf.constant([1.0])], {'rounds': 1})
 
 
 WRITERS = {

@@ -63,6 +63,12 @@ def released_rows(path):
     return list(csv.DictReader(file))
 
 
+def load(path, template):
+  """Returns the saved state and its record."""
+  arrays, record = storage.RunFolder(path).load()
+  return tf.nest.pack_sequence_as(template, [*map(tf.constant, arrays)]), record
+
+
 def released_rounds(path):
   return [int(row['round']) for row in released_rows(path)]
 
@@ -91,7 +97,7 @@ def test_a_run_that_was_cut_off_ends_like_one_that_was_not(
     with pytest.raises(Killed):
       tfdp.federated.simulate(process, users, out=tmp_path, progress=False,
                               rounds_per_evaluation=1, evaluate=evaluate)
-  saved, _ = storage.RunFolder(tmp_path).load(straight.state)
+  saved, _ = load(tmp_path, straight.state)
   assert released_rounds(tmp_path) == list(range(1, len(released_rounds(tmp_path)) + 1))
   assert len(released_rounds(tmp_path)) <= int(saved.round) == (
       2 if point in ('evaluate', 'release') else 1)
@@ -162,7 +168,7 @@ def test_kill_9(tmp_path):
   """At four points, one process after the other: each goes on where the last one was."""
   root = pathlib.Path(__file__).parents[2]
   process = unseeded_process()
-  template = tf.nest.map_structure(tf.constant, process.initialize())
+  template = process.initialize()
   script = tmp_path / 'script.py'
   script.write_text(SCRIPT, encoding='utf-8')
   with nursery.Nursery('tensorflow', 'tfdp_adaptive.keras.named_optimizers') as mother:
@@ -173,7 +179,7 @@ def test_kill_9(tmp_path):
         ('release', 5, 4)):  # The fourth is released late, the fifth not.
       status, said = mother.run(tmp_path / 'output', script, root, tmp_path, point)
       assert status == -signal.SIGKILL, said
-      saved, record = storage.RunFolder(tmp_path).load(template)
+      saved, record = load(tmp_path, template)
       assert int(saved.round) == record['pending']['round'] == saved_rounds
       assert released_rounds(tmp_path) == list(range(1, released + 1))
   result = unseeded(process, tmp_path)
@@ -188,8 +194,7 @@ def test_kill_9(tmp_path):
 def test_a_run_that_goes_on_draws_with_fresh_keys(tmp_path):
   process = unseeded_process()
   unseeded(process, tmp_path, rounds=1)
-  saved, _ = storage.RunFolder(tmp_path).load(
-      tf.nest.map_structure(tf.constant, process.initialize()))
+  saved, _ = load(tmp_path, process.initialize())
   unseeded(process, tmp_path, rounds=2)
   first, second = (tmp_path / 'noise_used').read_text(encoding='utf-8').splitlines()
   assert first.endswith(' 0') and second.endswith(' 1')
@@ -244,17 +249,23 @@ def test_what_no_run_saved_is_told_apart(tmp_path):
   tree = (tf.range(3), tf.ones([2]))
   with storage.RunFolder(tmp_path) as folder:
     folder.save(tree, {'history': []})
+    assert folder.load()[1] == {'history': []}
     path = tmp_path / 'state.npz'
     saved = path.read_bytes()
     for broken in (b'', b'broken', saved[:len(saved) // 2], saved[:-100] + bytes(100),
                    saved.replace(b'record', b'report'), saved.replace(b'"', b'{')):
       path.write_bytes(broken)
       with pytest.raises(tfdp.federated.SavedRunError, match='state.npz must be what a run saved'):
-        folder.load(tree)
-    path.write_bytes(saved)
-    with pytest.raises(tfdp.federated.SavedRunError, match='another model, rule or mechanism'):
-      folder.load(tree[:1])
-    assert folder.load(tree)[1] == {'history': []}
+        folder.load()
+
+
+def test_a_state_of_another_model_is_told_apart(tmp_path, process, users):
+  simulate(process, users, tmp_path, rounds=1)
+  with storage.RunFolder(tmp_path) as folder:
+    arrays, record = folder.load()
+    folder.save(arrays[:-1], record)
+  with pytest.raises(tfdp.federated.SavedRunError, match='another model, rule or mechanism'):
+    simulate(process, users, tmp_path)
 
 
 def test_the_run_stops_within_the_budget(process, users):

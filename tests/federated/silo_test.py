@@ -237,10 +237,10 @@ def test_another_plan_and_a_changed_file_are_refused(used, tmp_path):
   with pytest.raises(tfdp.PrivacyError, match='has the ledger of another plan'):
     Silo(used, plan=make_plan(steps=13))
   (tmp_path / 'silo.npz').write_bytes((used / 'silo.npz').read_bytes()[:-1] + b'0')
-  with pytest.raises(tfdp.PrivacyError, match='must be what a silo saved'):
+  with pytest.raises(tfdp.PrivacyError, match='must be what a run saved'):
     Silo(tmp_path, plan=make_plan())
   for wrong in ('', 3):
-    with pytest.raises(ValueError, match='`folder` must be'):
+    with pytest.raises(ValueError, match='path of a folder must be'):
       Silo(wrong, plan=make_plan())
   with pytest.raises(ValueError, match='`plan` must be'):
     Silo(tmp_path, plan=None)
