@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import private_rule
+
 from . import engines
+from . import groups
 from . import identity
 from . import rounds
+from . import server as server_lib
 
 try:
   import ray
@@ -28,6 +31,8 @@ except ImportError as error:
       "`workers='ray'` needs Ray, on Python 3.10 to 3.13. Install it with "
       "`pip install '.[ray]'` in the checkout of this library.") from error
 
+Handle = Any  # Ray's handle of an actor.
+Data = Dict[str, Any]  # For JSON.
 _CLIENTS = 64  # Clients of a call: the most that are trained again if an actor is lost.
 
 
@@ -35,35 +40,30 @@ class CallLostError(RuntimeError):
   """The actor of a call ended, also when the call was run again."""
 
 
-class _Sums(NamedTuple):
-  """As `server.Sums`, with the clients that the actor left out."""
-
-  answers: Any
-  not_private: Any
-  failed: Dict[Any, Exception]
-
-
 class _Actor:
   """Trains clients in a process of its own.
 
   Args:
-    content: Pickled `(recipe of the process, users)`.
+    content: A list with the reference of the pickled `(recipe of the process, users)`.
   """
 
-  def __init__(self, content: bytes) -> None:
+  def __init__(self, content: List[ray.ObjectRef]) -> None:
     self._content = content
 
   @functools.cached_property
-  def _opened(self) -> Any:
+  def _opened(self) -> Tuple[engines.PrivateFedAvg, engines.ClientData]:
     # Read here, so that an error is one of a call and not of the actor.
-    recipe, users = ray.cloudpickle.loads(self._content)
+    recipe, users = ray.cloudpickle.loads(ray.get(self._content[0]))
     return recipe(), users
 
-  def data(self) -> Any:
+  def data(self) -> Data:
     """Returns what identifies the clients and their data here."""
     return _data(self._opened[1])
 
-  def train(self, weights: Any, broadcast: Any, clients: List[Any]) -> Any:
+  def train(
+      self, weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
+      clients: List[engines.Client]
+  ) -> Tuple[List[np.ndarray], Dict[str, float], Dict[engines.Client, str]]:
     """Returns the answers of clients as arrays, their exact metrics and {client: error}."""
     process, users = self._opened
     with process.reach(1, users) as engine:
@@ -74,7 +74,7 @@ class _Actor:
 
 
 @contextlib.contextmanager
-def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: Any
+def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: engines.ClientData
           ) -> Iterator[engines.Engine]:
   """The engine of actors, which end with the context.
 
@@ -86,9 +86,13 @@ def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: Any
   begun = not ray.is_initialized()
   if begun:
     ray.init(address=remote.address, log_to_driver=False)
-  actors: List[Any] = []
+  elif remote.address not in (None, 'auto', ray.get_runtime_context().gcs_address):
+    raise ValueError('`address` must be the cluster that this process is connected to, '
+                     f'{ray.get_runtime_context().gcs_address}. Received: '
+                     f'address={remote.address!r}. Call `ray.shutdown()` first, or leave it out.')
+  actors: List[Handle] = []
   try:
-    content = ray.put(ray.cloudpickle.dumps((process.recipe, users)))
+    content = [ray.put(ray.cloudpickle.dumps((process.recipe, users)))]
     # No CPUs: an actor of a machine that is lost finds a place on another.
     make = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=1)(_Actor)
     nodes = _nodes()
@@ -97,7 +101,8 @@ def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: Any
               for number in range(remote.actors or len(nodes))]
     _check_data(actors, users)
     yield engines.Engine([functools.partial(_train, process, actor) for actor in actors],
-                         lambda client: client, _calls, (CallLostError,))
+                         lambda client: client, functools.partial(groups.calls, most=_CLIENTS),
+                         (CallLostError,))
   finally:
     for actor in actors:
       ray.kill(actor)
@@ -112,19 +117,25 @@ def _nodes() -> List[str]:
   return [node for turn in range(max(cpus.values())) for node in cpus if turn < cpus[node]]
 
 
-def _train(process: Any, actor: Any, weights: Any, broadcast: Any, clients: List[Any]) -> _Sums:
+def _train(
+    process: engines.PrivateFedAvg, actor: Handle, weights: server_lib.ModelWeights,
+    broadcast: private_rule.Broadcast, clients: List[engines.Client]) -> server_lib.Sums:
+  # `rounds.train` runs the halves of a lost call again; only a single client is tried twice here.
+  train = actor.train.options(max_task_retries=int(len(clients) == 1))
   try:
-    answers, metrics, failed = ray.get(actor.train.remote(weights, broadcast, clients))
+    answers, metrics, failed = ray.get(train.remote(weights, broadcast, clients))
   except ray.exceptions.RayActorError as error:
     raise CallLostError(f'The actor of {len(clients)} clients was lost: {error}') from error
+  except ray.exceptions.RayTaskError:
+    raise  # An error of the model, as in process.
   except ray.exceptions.RayError as error:
     raise _lost(error) from error
   total = tf.nest.pack_sequence_as(process.server.zero(), [*map(tf.constant, answers)])
-  return _Sums(total, metrics, {
+  return server_lib.Sums(total, metrics, {
       client: rounds.ClientsFailedError(text) for client, text in failed.items()})
 
 
-def _check_data(actors: List[Any], users: Any) -> None:
+def _check_data(actors: List[Handle], users: engines.ClientData) -> None:
   """Raises unless every actor has the clients and data that this process has."""
   expected = _data(users)
   try:
@@ -144,14 +155,8 @@ def _check_data(actors: List[Any], users: Any) -> None:
           f'other {wrong} on one of {len(actors)} actors. Copy the files anew.')
 
 
-def _data(users: Any) -> Any:
+def _data(users: engines.ClientData) -> Data:
   return {'clients': identity.of_clients(users.client_ids), **identity.of_data(users)}
-
-
-def _calls(clients: Any) -> Iterator[Any]:
-  ids = iter(clients)
-  while call := list(itertools.islice(ids, _CLIENTS)):
-    yield call
 
 
 def _lost(error: Exception) -> rounds.WorkerLostError:
