@@ -16,6 +16,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
@@ -23,7 +24,6 @@ from tfdp_adaptive.examples import corpus
 from tfdp_adaptive.examples import next_word
 from tfdp_adaptive.federated import rounds as rounds_lib
 from tfdp_adaptive.federated import server as server_lib
-from tfdp_adaptive.federated import tff
 
 WORDS, EPSILON, DELTA, ROUNDS, BANDS = 64, 8.0, 1e-5, 100, 4
 BATCH, LOCAL_STEPS, CLIENT_RATE = 32, 3, 4.0  # A user has at most 3 batches in a round.
@@ -107,7 +107,7 @@ def updates(task: Task, weights: tf.Tensor, cohort: tf.Tensor) -> tf.Tensor:
 
 
 def initial() -> Any:
-  return tff.ModelWeights([tf.zeros([WORDS + next_word.FIRST_WORD, WORDS])], [])
+  return tff.learning.models.ModelWeights([tf.zeros([WORDS + next_word.FIRST_WORD, WORDS])], [])
 
 
 def answers(task: Task, server: server_lib.Server, state: Any, cohort: tf.Tensor) -> Any:
@@ -167,7 +167,7 @@ def check(task: Task) -> float:
   layers = tf.keras.layers
   rule = rules.dp_adam(epsilon=.01)
   process = tfdp.federated.build_private_fed_avg(
-      lambda: tff.model_from_keras(
+      lambda: tff.learning.models.from_keras_model(
           tf.keras.Sequential([
               layers.InputLayer([], dtype='int32'),
               layers.Embedding(WORDS + next_word.FIRST_WORD, WORDS, 'zeros'),
@@ -175,11 +175,11 @@ def check(task: Task) -> float:
           loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
           input_spec=users.element_type_structure),
       server_rule=rule, plan=plan, server_learning_rate=.1, seed=3,
-      client_optimizer_fn=tff.build_sgdm(CLIENT_RATE))
+      client_optimizer_fn=tff.learning.optimizers.build_sgdm(CLIENT_RATE))
   server = make_server(rule, plan, .2, .1, 3)
   cohort = tf.constant(packed(list(few.values()), np.random.default_rng(0), len(few)))
   mine = server.init(initial())
-  with process.reach((), users) as engine:
+  with process.reach(1, users) as engine:
     theirs = tf.nest.map_structure(tf.constant, process.initialize())
     for _ in range(2):
       theirs, _ = process.server.step(

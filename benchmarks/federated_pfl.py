@@ -7,9 +7,9 @@ PYTHON has pfl and PyTorch, and runs this file as well. Every client has 20 exam
 one SGD step on them; its update is clipped, summed and noised. Both sides hold the clients in
 memory and take turns, round by round. Counted is the CPU time of a side, which work of others on
 the machine changes little. An operation has one thread on both sides: more make steps this small
-slower, and simulations are spread over processes there and over lanes here.
+slower, and simulations are spread over processes there and over threads here.
 
-With --wall the time that passes is counted, with two lanes here and two processes there. Each of
+With --wall the time that passes is counted, with two workers here and two processes there. Each of
 these has half of the clients, and what they would send each other is left out.
 """
 
@@ -98,7 +98,7 @@ class Theirs:
 class Ours:
   """What `simulate` does: clients trained in process, the private server beside it."""
 
-  def __init__(self, clients, parameters, lanes):
+  def __init__(self, clients, parameters, workers):
     # pylint: disable=g-import-not-at-top
     import tensorflow as tf
     tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -123,10 +123,10 @@ class Ours:
     self._state = tf.nest.map_structure(tf.constant, self._process.initialize())
     self._step = tf.function(self._process.server.step)
     self._run = rounds_lib.run
-    self._lanes = lanes
+    self._workers = workers
 
   def round(self):
-    with self._process.reach(self._lanes, self._users) as engine:
+    with self._process.reach(self._workers, self._users) as engine:
       outcome = self._run(self._process, engine, self._state, self._users.client_ids)
     self._state, _ = self._step(self._state, outcome.answers)
 

@@ -90,7 +90,7 @@ def contestants(model_fn, clients, users):
     step = tf.function(process.server.step)
 
     def run():
-      with process.reach((), users) as engine:
+      with process.reach(1, users) as engine:
         outcome = rounds_lib.run(process, engine, state[0], cohort)
       state[0], _ = step(state[0], outcome.answers)
     return run, state_bytes(state[0])
@@ -98,7 +98,7 @@ def contestants(model_fn, clients, users):
   build = lambda mechanism=None, rule=None: tfdp.federated.build_private_fed_avg(
       model_fn, server_rule=rule or rules.dp_adam(), plan=make_plan(clients, mechanism),
       server_learning_rate=0.01, client_optimizer_fn=optimizer)
-  query = queries.RuleQuery(rules.dp_adam(), tff_process.trainable_specs(model_fn),
+  query = queries.RuleQuery(rules.dp_adam(), tff_process.trainable_specs(model_fn()),
                             plan=make_plan(clients))
   independent, blt = build(), build(tfdp.mechanisms.BLT(3, STEPS))
   return {
@@ -135,7 +135,7 @@ def main():
       start = time.perf_counter()
       run()
       seconds[name].append(time.perf_counter() - start)
-  count = sum(spec.shape.num_elements() for spec in tff_process.trainable_specs(model_fn))
+  count = sum(spec.shape.num_elements() for spec in tff_process.trainable_specs(model_fn()))
   print(f'{count:,} parameters, {arguments.clients} clients, {arguments.rounds} rounds each after '
         f'one to warm up, {os.cpu_count()} cores\n')
   print(f'{"round":50} {"seconds":>8} {"ratio":>6} {"clients/s":>9} {"state MB":>9}')

@@ -5,27 +5,44 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Type, TYPE_CHECKING
+from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence, Tuple, Type, Union
 
-if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import ledger as ledger_lib
+import tensorflow as tf
 
-  from . import server as server_lib
+from tfdp_adaptive.privacy import ledger as ledger_lib
+
+from . import server as server_lib
+
+Client = Union[str, int]  # The id of a client.
+
+
+class ClientData(Protocol):
+  """The users of a simulation, such as `Users` or a `tff.simulation.datasets.ClientData`."""
+
+  @property
+  def client_ids(self) -> Sequence[Client]:
+    """Returns the id of each client, once."""
+
+  def create_tf_dataset_for_client(self, client_id: Any) -> tf.data.Dataset:
+    """Returns the batches of a client in a round."""
+
+
+Worker = Callable[[server_lib.ModelWeights, Any, List[Any]], server_lib.Sums]
 
 
 class Engine(NamedTuple):
   """The engine that trains the clients of a round.
 
   Attributes:
-    lanes: `(weights, broadcast, [data of a client]) -> server.Sums`, one for each group of
-      clients that are trained side by side. The result may have `failed`, {client: error}.
-    read: `client id -> data of that client`, as a lane takes it.
+    workers: `(weights, broadcast, [data of a client]) -> server.Sums`, one for each group of
+      clients that are trained side by side.
+    read: `client id -> data of that client`, as a worker takes it.
     calls: `iterable of (client id, data) -> iterable of lists of them`, one for each call.
     failures: Exceptions by which a call says that one of its clients could not be trained.
     ready: `() -> whether a round can begin`. It may wait. False ends the run before the round.
   """
 
-  lanes: Sequence[Callable[..., Any]]
+  workers: Sequence[Worker]
   read: Callable[[Any], Any]
   calls: Callable[[Any], Any]
   failures: Tuple[Type[Exception], ...]
@@ -42,6 +59,9 @@ class Remote(NamedTuple):
 
   actors: Optional[int] = None
   address: Optional[str] = None
+
+
+Workers = Union[int, str, Remote]
 
 
 class PrivateFedAvg(abc.ABC):
@@ -64,7 +84,8 @@ class PrivateFedAvg(abc.ABC):
     recipe: `() -> the same process`, to be sent to other machines; None if it cannot be.
   """
 
-  def __init__(self, *, server: server_lib.Server, recipe: Any = None, **settings: Any) -> None:
+  def __init__(self, *, server: server_lib.Server,
+               recipe: Optional[Callable[[], PrivateFedAvg]] = None, **settings: object) -> None:
     self.recipe = recipe
     self.server, self.settings = server, {**server.settings, **settings}
     self.plan, self.rule, self.seed = server.plan, server.rule, server.seed
@@ -75,24 +96,25 @@ class PrivateFedAvg(abc.ABC):
 
   @abc.abstractmethod
   def initialize(self) -> server_lib.State:
-    """The state before the first round, with keys of its own."""
+    """Returns the state before the first round, with keys of its own."""
 
   @abc.abstractmethod
-  def next(self, state: Any, client_data: Any) -> Any:
-    """`state` and `metrics` after a round of these clients' data sets."""
+  def next(self, state: server_lib.State, client_data: Sequence[tf.data.Dataset]) -> Any:
+    """Returns `state` and `metrics` after a round of these clients' data sets."""
 
   @abc.abstractmethod
-  def reach(self, workers: Any, users: Any) -> contextlib.AbstractContextManager[Engine]:
-    """The `Engine`, for as long as the context lasts.
+  def reach(self, workers: Workers, users: ClientData
+            ) -> contextlib.AbstractContextManager[Engine]:
+    """Returns the `Engine`, for as long as the context lasts.
 
     Args:
       workers: As `simulate` takes them.
-      users: An object with `create_tf_dataset_for_client`.
+      users: The clients' data.
     """
 
-  def broadcast(self, state: Any) -> Any:
-    """Returns the values that a round's lanes need besides the weights."""
+  def broadcast(self, state: server_lib.State) -> Any:
+    """Returns the values that a round's workers need besides the weights."""
     return self.server.broadcast(state)
 
-  def get_model_weights(self, state: Any) -> Any:
+  def get_model_weights(self, state: server_lib.State) -> server_lib.ModelWeights:
     return state.global_model_weights

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Callable, Dict, Sequence
+from typing import Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
 from . import in_process
+from . import local_training
+from . import server as server_lib
 
 
 def evaluator(
-    model_fn: Any, dataset: tf.data.Dataset, *, loss: Any = None,
-    metrics: Sequence[Any] = ()) -> Callable[[Any], Dict[str, float]]:
-  """`weights -> {metric: float}` of a model on a batched `tf.data.Dataset`.
+    model_fn: local_training.ModelFn, dataset: tf.data.Dataset, *,
+    loss: Optional[in_process.Loss] = None, metrics: Sequence[in_process.Metric] = ()
+) -> Callable[[server_lib.ModelWeights], Dict[str, float]]:
+  """Returns `weights -> {metric: float}` of a model on a batched `tf.data.Dataset`.
 
   The metrics are exact: they are private only for users who are not in `dataset`.
 
@@ -27,25 +30,27 @@ def evaluator(
   Returns:
     A function of the weights, as `simulate` and `get_model_weights` return them.
   """
-  model = (in_process.KerasModel(model_fn, loss, metrics) if loss is not None
-           else importlib.import_module('.tff_process', __package__).make_model(model_fn))
+  if loss is not None:
+    model = in_process.KerasModel(model_fn, loss, metrics)
+  else:
+    tff_process = importlib.import_module('.tff_process', __package__)
+    model = tff_process.as_function(model_fn)()
+  finalizers = local_training.reusable(
+      model.metric_finalizers(), model.report_local_unfinalized_metrics())
 
   @tf.function
-  def run() -> Any:
+  def run() -> local_training.Metrics:
     for batch in dataset:
       model.forward_pass(batch, training=False)
     return model.report_local_unfinalized_metrics()
 
-  def evaluate(weights: Any) -> Dict[str, float]:
+  def evaluate(weights: server_lib.ModelWeights) -> Dict[str, float]:
     for variable, value in zip(
         tf.nest.flatten([model.trainable_variables, model.non_trainable_variables]),
         tf.nest.flatten(tuple(weights))):
       variable.assign(value)
     model.reset_metrics()
-    unfinalized = run()
-    # The finalizers of Keras metrics make variables at every call, which a
-    # tf.function may not; run them eagerly.
-    return {name: float(getattr(finalize, 'python_function', finalize)(unfinalized[name]))
-            for name, finalize in model.metric_finalizers().items()}
+    return {name: float(value)
+            for name, value in local_training.finalized(finalizers, run()).items()}
 
   return evaluate

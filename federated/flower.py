@@ -131,7 +131,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
     process = self._process
     if initial_arrays is not None:
       process.begin_with(initial_arrays.to_numpy_ndarrays())
-    nodes = nodes_lib.Nodes(self._size, grid, self._out)
+    nodes: Any = nodes_lib.Nodes(self._size, grid, self._out)
     process.ask = lambda arrays, server_round, asked: _replies(
         grid, arrays, {**(train_config or {}), 'server-round': server_round}, asked, timeout)
     self.result = simulation.simulate(
@@ -197,7 +197,7 @@ class _Process(engines.PrivateFedAvg):
     return int(state.round) + 1, super().broadcast(state)
 
   @contextlib.contextmanager
-  def reach(self, workers: Any, users: nodes_lib.Nodes) -> Iterator[engines.Engine]:
+  def reach(self, workers: engines.Workers, users: Any) -> Iterator[engines.Engine]:
     del workers
     users.read()
     all_at_once = lambda clients: [list(clients)]

@@ -8,11 +8,17 @@ client by client.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, NamedTuple, Sequence
+from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import trees
+
+from . import engines
+
+Client = TypeVar('Client')
+Batch = Tuple[np.ndarray, ...]  # The leaves of a batch, in the order of its flat spec.
 CLIENTS, BYTES = 2048, 64 * 2**20  # Most clients and bytes of a call.
 
 
@@ -25,16 +31,16 @@ class Group(NamedTuple):
     client_ends: [clients] index in the batches at which each client ends.
   """
 
-  rows: Any
-  batch_ends: Any
-  client_ends: Any
+  rows: Tuple[trees.Tree, ...]
+  batch_ends: trees.Tree
+  client_ends: trees.Tree
 
 
 class NotInGroupsError(ValueError):
   """The clients of this model must be trained one at a time."""
 
 
-def specs(input_spec: Any) -> Group:
+def specs(input_spec: trees.Tree) -> Group:
   """Returns the `tf.TensorSpec`s of a group.
 
   Raises:
@@ -50,7 +56,9 @@ def specs(input_spec: Any) -> Group:
       tuple(tf.TensorSpec([None] + leaf.shape[1:], leaf.dtype) for leaf in leaves), ends, ends)
 
 
-def batches_of(users: Any, client_id: Any, input_spec: Any, as_one: bool = False) -> List[Any]:
+def batches_of(
+    users: engines.ClientData, client_id: object, input_spec: trees.Tree, as_one: bool = False
+) -> List[Batch]:
   """Yields the batches of one client, as tuples of arrays in the order of the flat spec.
 
   Args:
@@ -79,7 +87,7 @@ def batches_of(users: Any, client_id: Any, input_spec: Any, as_one: bool = False
   return flat
 
 
-def pack(clients: Sequence[List[Any]], group_specs: Group) -> Group:
+def pack(clients: Sequence[List[Batch]], group_specs: Group) -> Group:
   """Returns the `Group` of some clients' batches."""
   batches = [batch for client in clients for batch in client]
   rows = tuple(
@@ -90,25 +98,27 @@ def pack(clients: Sequence[List[Any]], group_specs: Group) -> Group:
                np.cumsum([len(client) for client in clients], dtype=np.int64))
 
 
-def divide(clients: Sequence[List[Any]], count: int) -> List[List[List[Any]]]:
-  """Divides clients into `count` lists of about the same work; some may be empty."""
-  parts: List[List[Any]] = [[] for _ in range(count)]
-  work = [0] * count
-  for client in sorted(clients, key=len, reverse=True):
-    least = work.index(min(work))
-    parts[least].append(client)
-    work[least] += 1 + len(client)
-  return parts
+def size(client: Tuple[object, Sequence[Batch]]) -> int:
+  """Returns the number of bytes of a client's batches."""
+  return sum(array.nbytes for batch in client[1] for array in batch)
 
 
-def calls(clients: Any) -> Iterator[Any]:
-  """Divides clients into calls with a bounded number of clients and bytes."""
-  call, size = [], 0
-  for client, batches in clients:
-    call.append((client, batches))
-    size += sum(array.nbytes for batch in batches for array in batch)
-    if len(call) >= CLIENTS or size >= BYTES:
+def calls(clients: Iterable[Client], most: Optional[int] = None,
+          size: Callable[[Client], int] = lambda client: 0) -> Iterable[List[Client]]:
+  """Divides clients into calls.
+
+  Args:
+    clients: Pairs of a client's id and data.
+    most: The largest number of clients of a call; `CLIENTS` by default.
+    size: The number of bytes of a client's data. A call ends at `BYTES`.
+  """
+  call: List[Client] = []
+  total = 0
+  for client in clients:
+    call.append(client)
+    total += size(client)
+    if len(call) >= (most or CLIENTS) or total >= BYTES:
       yield call
-      call, size = [], 0
+      call, total = [], 0
   if call:
     yield call

@@ -12,11 +12,14 @@ import functools
 import hashlib
 import math
 import types
-from typing import Any, Callable, Dict, Iterable
+from typing import Any, Callable, Dict, Iterable, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from . import engines
+
+Json = Any  # Numbers, texts, lists and dicts.
 _OWN = __name__.partition('.')[0]
 
 
@@ -24,16 +27,16 @@ class NotDescribableError(TypeError):
   """Something has no description that would be the same in another process."""
 
 
-def of_clients(client_ids: Iterable[Any]) -> Dict[str, Any]:
+def of_clients(client_ids: Iterable[engines.Client]) -> Dict[str, Any]:
   """Returns digests of the number, identity and order of clients."""
   ids = [_client(client_id) for client_id in client_ids]
   return {'count': len(ids), 'who': _digest(sorted(ids)), 'order': _digest(ids)}
 
 
-def of_data(train_data: Any) -> Dict[str, Any]:
-  """The form of the clients' data, a digest of some of it, and what a round uses of it.
+def of_data(train_data: engines.ClientData) -> Dict[str, Any]:
+  """Returns the form of the clients' data, a digest of some of it, and what a round uses of it.
 
-  Data of another class than `Users` may be drawn anew whenever it is read: it has no digest.
+  Data of another class than `Users` may differ whenever it is read: it has no digest.
   """
   spec = getattr(train_data, 'element_type_structure', None)
   digest = getattr(train_data, 'sample_digest', lambda: None)
@@ -43,8 +46,8 @@ def of_data(train_data: Any) -> Dict[str, Any]:
              for name, value in getattr(train_data, 'settings', {}).items()}}
 
 
-def describe(value: Any, name: str) -> Any:
-  """`value` as JSON that is equal for equal values, also in another process.
+def describe(value: object, name: str) -> Json:
+  """Returns `value` as JSON that is equal for equal values, also in another process.
 
   Objects are described by their `get_config()` or their fields, functions by
   their name and what they hold (their code may change), arrays by a digest.
@@ -59,7 +62,7 @@ def describe(value: Any, name: str) -> Any:
   return _describe(value, name, ())
 
 
-def _describe(value: Any, name: str, above: Any) -> Any:
+def _describe(value: Any, name: str, above: Tuple[int, ...]) -> Json:
   if isinstance(value, float) and not math.isfinite(value):
     return str(value)  # NaN is not equal to itself.
   if value is None or isinstance(value, (bool, int, float, str)):
@@ -76,7 +79,7 @@ def _describe(value: Any, name: str, above: Any) -> Any:
   if isinstance(value, (tf.TensorSpec, np.dtype)):
     return str(value)
   if isinstance(value, tuple) and hasattr(value, '_fields'):
-    # `cautions` are words for people, and no part of what a rule does.
+    # `cautions` are text for people, and no part of what a rule does.
     fields: Any = value
     return {'kind': kind, **{field: inner(child) for field, child in fields._asdict().items()
                              if field != 'cautions'}}
@@ -84,7 +87,7 @@ def _describe(value: Any, name: str, above: Any) -> Any:
     return {str(key): inner(child) for key, child in value.items()}
   if isinstance(value, (list, tuple)):
     return [inner(child) for child in value]
-  if isinstance(value, type):
+  if isinstance(value, (type, types.BuiltinFunctionType)):
     return f'{value.__module__}.{value.__qualname__}'
   if hasattr(value, 'get_config'):
     # Keras numbers the names of optimizers in the order in which they are made.
@@ -96,8 +99,6 @@ def _describe(value: Any, name: str, above: Any) -> Any:
     return [inner(value.func), inner(value.args), inner(value.keywords)]
   if isinstance(value, types.MethodType):
     return [inner(value.__self__), value.__name__]
-  if isinstance(value, types.BuiltinFunctionType):
-    return f'{value.__module__}.{value.__qualname__}'
   if isinstance(value, types.FunctionType):
     return _function(value, name, inner)
   if hasattr(value, '__dict__') and not isinstance(value, types.ModuleType):
@@ -105,7 +106,7 @@ def _describe(value: Any, name: str, above: Any) -> Any:
   raise NotDescribableError(_refusal(name, value))
 
 
-def _function(function: Any, name: str, inner: Callable[[Any], Any]) -> Any:
+def _function(function: Any, name: str, inner: Callable[[Any], Json]) -> Json:
   """Returns a function's name and the values it holds. Other libraries' lambdas have no name."""
   if '<lambda>' in function.__qualname__ and function.__module__.partition('.')[0] != _OWN:
     raise NotDescribableError(_refusal(name, function))
@@ -116,7 +117,7 @@ def _function(function: Any, name: str, inner: Callable[[Any], Any]) -> Any:
           **({'defaults': inner(function.__defaults__)} if function.__defaults__ else {})}
 
 
-def _array(value: Any, name: str) -> Any:
+def _array(value: Any, name: str) -> Json:
   if not hasattr(value, 'numpy') and tf.is_tensor(value):
     raise NotDescribableError(_refusal(name, value))
   array = np.asarray(value)
@@ -126,7 +127,7 @@ def _array(value: Any, name: str) -> Any:
           'sha256': hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}
 
 
-def _client(client_id: Any) -> str:
+def _client(client_id: engines.Client) -> str:
   value = client_id.item() if isinstance(client_id, np.generic) else client_id
   if not isinstance(value, (str, int, bytes)):
     raise NotDescribableError(
@@ -143,7 +144,7 @@ def _digest(texts: Iterable[str]) -> str:
   return whole.hexdigest()
 
 
-def _refusal(name: str, value: Any) -> str:
+def _refusal(name: str, value: object) -> str:
   return (f'`{name}` must be something that a saved run knows again in another process: a number, '
           'a Keras schedule or another object with `get_config()`, a TFF optimizer, or a function '
           'that has a name of its own (`def`, no lambda). Give such a one, or leave `out` out. '

@@ -10,13 +10,15 @@ import collections
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
+from tfdp_adaptive import private_rule
+from tfdp_adaptive import trees
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
@@ -26,13 +28,17 @@ from . import local_training
 from . import rounds
 from . import server as server_lib
 
+Loss = Union[str, tf.keras.losses.Loss, Callable[..., tf.Tensor]]
+ClientOptimizer = Any  # An optimizer of Keras, or of `tff.learning`.
+Metric = Union[tf.keras.metrics.Metric, Callable[[], tf.keras.metrics.Metric]]
+
 
 class Output(NamedTuple):
   """The loss, predictions and number of examples of a batch."""
 
-  loss: Any
-  predictions: Any
-  num_examples: Any
+  loss: tf.Tensor
+  predictions: tf.Tensor
+  num_examples: tf.Tensor
 
 
 class KerasModel:
@@ -44,7 +50,8 @@ class KerasModel:
     metrics: Keras metrics, copied; or functions that make them.
   """
 
-  def __init__(self, make: Callable[[], Any], loss: Any, metrics: Sequence[Any] = ()) -> None:
+  def __init__(self, make: Callable[[], tf.keras.Model], loss: Loss,
+               metrics: Sequence[Metric] = ()) -> None:
     self.keras = make()
     if not getattr(self.keras, 'built', False) or not hasattr(self.keras, 'trainable_weights'):
       raise ValueError('`model_fn` must make a Keras model that has its weights: begin it with '
@@ -55,11 +62,12 @@ class KerasModel:
         compat.raw_variable(v) for v in self.keras.non_trainable_weights]
     self._loss = _loss(loss)
     self._metrics = {metric.name: metric for metric in map(_copied, metrics)}
+    self.seeds = compat.seeds(self.keras)
     self._loss_mean = tf.keras.metrics.Mean(name='loss')
     self._means = {**self._metrics, 'loss': self._loss_mean}
     self._counts = tf.Variable(tf.zeros([2], tf.int64), trainable=False)  # Examples, batches.
 
-  def forward_pass(self, batch: Any, training: bool = True) -> Output:
+  def forward_pass(self, batch: trees.Tree, training: bool = True) -> Output:
     x, y = (batch['x'], batch['y']) if hasattr(batch, 'keys') else batch
     predictions = self.keras(x, training=training)
     loss = tf.reduce_mean(self._loss(y, predictions))
@@ -78,7 +86,7 @@ class KerasModel:
     values['num_examples'], values['num_batches'] = tf.unstack(self._counts)
     return values
 
-  def metric_finalizers(self) -> Dict[str, Callable[[Any], Any]]:
+  def metric_finalizers(self) -> Dict[str, local_training.Finalizer]:
     """{metric: function of its values}; it writes them into the metric's variables."""
     finalizers = {name: _finalizer(metric) for name, metric in self._means.items()}
     return {**finalizers, 'num_examples': lambda count: count, 'num_batches': lambda count: count}
@@ -92,16 +100,17 @@ class KerasModel:
 class KerasOptimizer:
   """A Keras optimizer; its variables are set back with the model's."""
 
-  def __init__(self, optimizer: Any, model: Any) -> None:
+  def __init__(self, optimizer: tf.keras.optimizers.Optimizer, model: tf.keras.Model) -> None:
     self._optimizer = type(optimizer).from_config(optimizer.get_config())
     self._variables = model.trainable_weights
     self._optimizer.build(self._variables)
 
-  def start(self, variables: Any) -> Any:
+  def start(self, variables: Sequence[tf.Variable]) -> trees.Tree:
     del variables  # `local_training.loop` does it.
     return ()
 
-  def apply(self, state: Any, gradients: Sequence[Any], variables: Any) -> Any:
+  def apply(self, state: trees.Tree, gradients: Sequence[tf.Tensor],
+            variables: Sequence[tf.Variable]) -> trees.Tree:
     del variables
     self._optimizer.apply_gradients(list(zip(gradients, self._variables)))
     return state
@@ -111,7 +120,7 @@ class InProcess(engines.PrivateFedAvg):
   """Federated averaging of clients that are trained here.
 
   Args:
-    make_model: `() -> KerasModel`.
+    make_model: `() -> KerasModel`, or what has its methods.
     client_optimizer: As `build_private_fed_avg` takes it.
     as_one: Whether all examples of a client make one batch.
     full_weight: Number of examples from which on a client counts fully, or None.
@@ -120,13 +129,13 @@ class InProcess(engines.PrivateFedAvg):
   """
 
   def __init__(
-      self, *, make_model: Callable[[], KerasModel], client_optimizer: Any, as_one: bool,
-      full_weight: Optional[int], exact_metrics: bool, **kwargs: Any) -> None:
+      self, *, make_model: Callable[[], local_training.Model], client_optimizer: ClientOptimizer,
+      as_one: bool, full_weight: Optional[int], exact_metrics: bool, **kwargs: Any) -> None:
     super().__init__(client_optimizer=client_optimizer, **kwargs)
     self.make_model, self.client_optimizer = make_model, client_optimizer
     self.full_weight, self.exact_metrics = full_weight, exact_metrics
     self._as_one = as_one
-    self._lanes: Dict[Any, _Lane] = {}
+    self._workers: Dict[Tuple[int, str], _Worker] = {}
     self._step = tf.function(self.server.step, autograph=False)
     self._tracing = threading.Lock()
 
@@ -139,59 +148,74 @@ class InProcess(engines.PrivateFedAvg):
         [tf.identity(v) for v in model.trainable_variables],
         [tf.identity(v) for v in model.non_trainable_variables]))
 
-  def next(self, state: Any, client_data: Sequence[tf.data.Dataset]) -> Any:
-    """`(state, metrics)` after a round of these data sets."""
-    with self.reach((), _Given(client_data)) as engine:
-      outcome = rounds.run(self, engine, state, range(len(client_data)))
+  def next(self, state: server_lib.State, client_data: Sequence[tf.data.Dataset]) -> RoundOutput:
+    """Returns `(state, metrics)` after a round of these data sets."""
+    users = _Given(client_data)
+    with self.reach(1, users) as engine:
+      outcome = rounds.run(self, engine, state, users.client_ids)
     state, released = self._step(state, outcome.answers)
     return RoundOutput(state, collections.OrderedDict(
         released=released, not_private=outcome.exact()))
 
   @contextlib.contextmanager
-  def reach(self, workers: Any, users: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: engines.Workers, users: engines.ClientData
+            ) -> Iterator[engines.Engine]:
     if isinstance(workers, engines.Remote):
       from . import ray_engine  # pylint: disable=import-outside-toplevel
       with ray_engine.reach(self, workers, users) as engine:
         yield engine
       return
-    count = 1 if isinstance(workers, (tuple, list)) and not workers else workers
-    if not isinstance(count, int):
+    if not isinstance(workers, int):
       raise ValueError("`workers` must be a number of clients to train side by side, or 'ray'. "
                        f'Received: workers={workers!r}.')
-    checks.whole(workers=count)
-    spec = _spec_of(users)
-    yield engines.Engine(
-        [functools.partial(self._lane, number, spec) for number in range(count)],
-        lambda client: groups.batches_of(users, client, spec, self._as_one),
-        groups.calls, (tf.errors.OpError, TypeError, ValueError))
+    checks.whole(workers=workers)
+    spec = self.batch_spec(users)
 
-  def _lane(self, number: int, spec: Any, *arguments: Any) -> server_lib.Sums:
+    def train(number: int, *arguments: Any) -> server_lib.Sums:
+      return self.worker(number, spec)(*arguments)
+
+    yield engines.Engine(
+        [functools.partial(train, number) for number in range(workers)],
+        lambda client: groups.batches_of(users, client, spec, self._as_one),
+        functools.partial(groups.calls, size=groups.size),
+        (tf.errors.OpError, TypeError, ValueError))
+
+  def batch_spec(self, users: engines.ClientData) -> trees.Tree:
+    """Returns the spec of a batch. A client's data must not determine it."""
+    try:
+      return users.element_type_structure  # type: ignore[attr-defined]
+    except AttributeError:
+      raise ValueError('`train_data` must have `element_type_structure`, the `tf.TensorSpec`s of a '
+                       f'batch, as `Users` has. Received: {users!r:.60}.') from None
+
+  def worker(self, number: int, spec: trees.Tree) -> _Worker:
+    """Returns the worker of this number, made at its first use."""
     key = number, str(spec)
     with self._tracing:
-      if key not in self._lanes:
-        self._lanes[key] = _Lane(self, spec)
-    return self._lanes[key](*arguments)
+      if key not in self._workers:
+        self._workers[key] = _Worker(self, spec)
+      return self._workers[key]
 
 
 class RoundOutput(NamedTuple):
   """SECRET state, and `metrics` of which `released` may be published."""
 
-  state: Any
-  metrics: Any
+  state: server_lib.State
+  metrics: Dict[str, Any]
 
 
-class _Lane:
+class _Worker:
   """A model of its own and the function that trains clients with it.
 
   Raises:
     ValueError: Batches or the model do not allow for it.
   """
 
-  def __init__(self, process: InProcess, input_spec: Any) -> None:
+  def __init__(self, process: InProcess, input_spec: trees.Tree) -> None:
     self._process = process
-    made: List[Any] = []  # (variable, its first value)
+    made: List[Tuple[tf.Variable, tf.Tensor]] = []  # Variables and their first values.
 
-    def record(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+    def record(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
       variable = next_creator(**kwargs)
       with tf.init_scope():
         made.append((variable, tf.identity(variable)))
@@ -199,7 +223,9 @@ class _Lane:
 
     self._specs = groups.specs(input_spec)
     with tf.variable_creator_scope(record):
-      self._model = model = process.make_model()
+      model = process.make_model()
+      self._finalizers = local_training.reusable(
+          model.metric_finalizers(), model.report_local_unfinalized_metrics())
       optimizer: Any = process.client_optimizer
       optimizer = (local_training.FunctionalOptimizer(optimizer) if hasattr(optimizer, 'next')
                    else KerasOptimizer(optimizer, model.keras))
@@ -207,24 +233,26 @@ class _Lane:
       weights = server_lib.ModelWeights(model.trainable_variables, model.non_trainable_variables)
       mine = {id(v) for v in tf.nest.flatten(weights)}
       others = [(v, first) for v, first in made if id(v) not in mine]
-      seeds = compat.seeds(model.keras)
       train = local_training.loop(
           model, input_spec, optimizer, local_training.answering(
-              process.server, model.metric_finalizers(), process.full_weight),
-          process.server.zero,
-          [v for v, _ in others], [first for _, first in others], lambda: _draw_anew(seeds))
+              process.server, self._finalizers, process.full_weight),
+          process.server.zero, [v for v, _ in others], [first for _, first in others],
+          lambda: _draw_anew(getattr(model, 'seeds', ())))
       spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
-      broadcast = process.server.broadcast(process.server.init(weights))
+      self._template = weights, process.server.broadcast(process.server.init(weights))
       self._train = train.get_concrete_function(
-          *tf.nest.map_structure(spec_of, (weights, broadcast)), self._specs._asdict())
+          *tf.nest.map_structure(spec_of, self._template), self._specs._asdict())
     local_training.check_memory(self._train.graph, [v for v, _ in made])
 
-  def __call__(self, weights: Any, broadcast: Any, clients: Any) -> server_lib.Sums:
-    answers, metrics = self._train(*tf.nest.map_structure(
-        tf.constant, (weights, broadcast, groups.pack(clients, self._specs)._asdict())))
+  def __call__(self, weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
+               clients: Sequence[List[groups.Batch]]) -> server_lib.Sums:
+    given = tf.nest.pack_sequence_as(  # TFF has a class of its own for weights.
+        self._template, [*map(tf.constant, tf.nest.flatten((weights, broadcast)))])
+    group = tf.nest.map_structure(tf.constant, groups.pack(clients, self._specs)._asdict())
+    answers, metrics = self._train(*given, group)
     exact = {}
     if self._process.exact_metrics:
-      exact = local_training.finalized(self._model.metric_finalizers(), metrics)
+      exact = local_training.finalized(self._finalizers, metrics)
     return server_lib.Sums(answers, exact)
 
 
@@ -232,23 +260,14 @@ class _Given:
   """Data sets as the users of a round, by their position."""
 
   def __init__(self, datasets: Sequence[tf.data.Dataset]) -> None:
-    self._datasets = datasets
+    self._datasets, self.client_ids = datasets, range(len(datasets))
     self.element_type_structure = datasets[0].element_spec if datasets else None
 
   def create_tf_dataset_for_client(self, index: int) -> tf.data.Dataset:
     return self._datasets[index]
 
 
-def _spec_of(users: Any) -> Any:
-  """Returns the spec of a batch. A client's data must not determine it."""
-  try:
-    return users.element_type_structure
-  except AttributeError:
-    raise ValueError('`train_data` must have `element_type_structure`, the `tf.TensorSpec`s of a '
-                     f'batch, as `Users` has. Received: {users!r:.60}.') from None
-
-
-def _loss(loss: Any) -> Callable[..., Any]:
+def _loss(loss: Loss) -> Callable[..., tf.Tensor]:
   try:
     return tf.keras.losses.get(loss)
   except ValueError as error:
@@ -256,7 +275,7 @@ def _loss(loss: Any) -> Callable[..., Any]:
                      f'predictions. Received: loss={loss!r}.') from error
 
 
-def _copied(metric: Any) -> Any:
+def _copied(metric: Metric) -> tf.keras.metrics.Metric:
   if isinstance(metric, tf.keras.metrics.Metric):
     return type(metric).from_config(metric.get_config())
   made = metric() if callable(metric) else None
@@ -266,8 +285,8 @@ def _copied(metric: Any) -> Any:
   return made
 
 
-def _finalizer(metric: Any) -> Callable[[Any], Any]:
-  def finalize(values: Any) -> Any:
+def _finalizer(metric: tf.keras.metrics.Metric) -> local_training.Finalizer:
+  def finalize(values: Sequence[tf.Tensor]) -> tf.Tensor:
     for variable, value in zip(metric.variables, values):
       variable.assign(value)
     return metric.result()

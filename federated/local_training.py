@@ -12,18 +12,35 @@ is refused.
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import private_rule
+from tfdp_adaptive import trees
+
 from . import groups
+from . import server as server_lib
 
-if TYPE_CHECKING:
-  from . import server as server_lib
-
+Group = Mapping[str, trees.Tree]  # The fields of a `groups.Group`.
+Metrics = Mapping[str, trees.Tree]  # {metric: its sums}
+Finalizer = Callable[[Any], tf.Tensor]
+ModelFn = Any  # A function that makes a model of Keras or of TFF, or a functional model of TFF.
+Model = Any  # An `in_process.KerasModel`, or a `tff.learning.models.VariableModel`.
 # Resources besides variables in which an operation can remember a client.
 _MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
                      'OrderedMap|UnorderedMap|VarHandleOp|VariableV2|StackV2|AnonymousIterator')
+
+
+class Optimizer(Protocol):
+  """The optimizer of clients, inside the loop."""
+
+  def start(self, variables: Sequence[tf.Variable]) -> trees.Tree:
+    """Returns the state before a client's first step."""
+
+  def apply(self, state: trees.Tree, gradients: Sequence[tf.Tensor],
+            variables: Sequence[tf.Variable]) -> trees.Tree:
+    """Moves the variables; returns the next state."""
 
 
 class FunctionalOptimizer:
@@ -32,12 +49,13 @@ class FunctionalOptimizer:
   def __init__(self, optimizer: Any) -> None:
     self._optimizer = optimizer
 
-  def start(self, variables: Sequence[tf.Variable]) -> Any:
-    """The state before a client's first step."""
+  def start(self, variables: Sequence[tf.Variable]) -> trees.Tree:
+    """Returns the state before a client's first step."""
     return tf.nest.map_structure(tf.convert_to_tensor, self._optimizer.initialize(
         tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)))
 
-  def apply(self, state: Any, gradients: Sequence[Any], variables: Sequence[tf.Variable]) -> Any:
+  def apply(self, state: trees.Tree, gradients: Sequence[tf.Tensor],
+            variables: Sequence[tf.Variable]) -> trees.Tree:
     """Moves the variables; returns the next state."""
     state, values = self._optimizer.next(state, tuple(variables), tuple(gradients))
     _assign(variables, values)
@@ -45,32 +63,33 @@ class FunctionalOptimizer:
 
 
 def loop(
-    model: Any, input_spec: Any, optimizer: Any, answer: Callable[..., Any],
-    zero: Callable[[], Any], others: Sequence[tf.Variable],
-    initial: Optional[Sequence[tf.Tensor]] = None,
-    begin_client: Callable[[], None] = lambda: None) -> Any:
-  """`(weights, broadcast, group) -> (answers, metrics)` summed over the clients of a group.
+    model: Model, input_spec: trees.Tree, optimizer: Optimizer,
+    answer: Callable[..., server_lib.Answer], zero: Callable[[], server_lib.Answer],
+    others: Sequence[tf.Variable], initial: Sequence[tf.Tensor],
+    begin_client: Callable[[], None]) -> tf.types.experimental.PolymorphicFunction:
+  """Returns `(weights, broadcast, group) -> (answers, metrics)`, sums over a group's clients.
 
   Args:
-    model: A `tff.learning.models.VariableModel`, or what has its methods.
+    model: The model.
     input_spec: Nest of `tf.TensorSpec` of a batch.
-    optimizer: The clients' optimizer: `FunctionalOptimizer`, or what has its methods.
+    optimizer: The clients' optimizer.
     answer: `(broadcast, update, number of examples, metrics) -> the clipped answer of a
       client`; the update is a flat list, metrics are not finalized.
     zero: `() -> the sum of no answers`.
     others: The variables besides the model's weights, to be set back before every client.
-    initial: Their first values; None where they are new at every call.
+    initial: Their first values.
     begin_client: Called in the graph before every client.
   """
   trainable = tf.nest.flatten(model.trainable_variables)
   non_trainable = tf.nest.flatten(model.non_trainable_variables)
 
-  def batch_of(group: Any, start: tf.Tensor, end: tf.Tensor) -> Any:
+  def batch_of(group: Group, start: tf.Tensor, end: tf.Tensor) -> trees.Tree:
     leaves = [tf.ensure_shape(rows[start:end], spec.shape)
               for rows, spec in zip(group['rows'], tf.nest.flatten(input_spec))]
     return tf.nest.pack_sequence_as(input_spec, leaves)
 
-  def step(group: Any, batch: tf.Tensor, examples: tf.Tensor, optimizer_state: Any) -> Any:
+  def step(group: Group, batch: tf.Tensor, examples: tf.Tensor, optimizer_state: trees.Tree
+           ) -> Tuple[tf.Tensor, tf.Tensor, trees.Tree]:
     start, end = _bounds(group['batch_ends'], batch)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(trainable)
@@ -80,9 +99,9 @@ def loop(
     count = tf.shape(output.predictions)[0] if output.num_examples is None else output.num_examples
     return batch + 1, examples + tf.cast(count, tf.int64), optimizer_state
 
-  def client(
-      weights: Any, broadcast: Any, group: Any, index: tf.Tensor, first: Any) -> Tuple[Any, Any]:
-    _assign([*trainable, *non_trainable, *others], [*tf.nest.flatten(weights), *first])
+  def client(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast, group: Group,
+             index: tf.Tensor) -> Tuple[server_lib.Answer, Metrics]:
+    _assign([*trainable, *non_trainable, *others], [*tf.nest.flatten(weights), *initial])
     begin_client()
     start, end = _bounds(group['client_ends'], index)
     _, examples, _ = tf.while_loop(
@@ -98,13 +117,13 @@ def loop(
     return answer(broadcast, update, tf.where(finite, examples, 0), metrics), metrics
 
   @tf.function(autograph=False)
-  def train_all(weights: Any, broadcast: Any, group: Any) -> Any:
-    first = [v.read_value() for v in others] if initial is None else initial
+  def train_all(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
+                group: Group) -> Tuple[server_lib.Answer, Metrics]:
     _assign([*trainable, *non_trainable], tf.nest.flatten(weights))
     no_metrics = tf.nest.map_structure(tf.zeros_like, model.report_local_unfinalized_metrics())
 
-    def body(index: tf.Tensor, total: Any) -> Tuple[tf.Tensor, Any]:
-      one = client(weights, broadcast, group, index, first)
+    def body(index: tf.Tensor, total: trees.Tree) -> Tuple[tf.Tensor, trees.Tree]:
+      one = client(weights, broadcast, group, index)
       return index + 1, tf.nest.map_structure(tf.add, total, one)
 
     _, total = tf.while_loop(
@@ -116,7 +135,8 @@ def loop(
 
 
 def answering(
-    server: server_lib.Server, finalizers: Any, full_weight: Optional[int]) -> Callable[..., Any]:
+    server: server_lib.Server, finalizers: Mapping[str, Finalizer], full_weight: Optional[int]
+) -> Callable[..., server_lib.Answer]:
   """Returns `(broadcast, update, number of examples, metrics) -> the clipped answer of a client`.
 
   Args:
@@ -124,8 +144,8 @@ def answering(
     finalizers: The metric finalizers of the model.
     full_weight: Number of examples from which on a client counts fully, or None.
   """
-  def answer(
-      broadcast: Any, update: Sequence[Any], examples: Any, metrics: Any) -> server_lib.Answer:
+  def answer(broadcast: private_rule.Broadcast, update: Sequence[tf.Tensor], examples: tf.Tensor,
+             metrics: Metrics) -> server_lib.Answer:
     whole = tf.nest.pack_sequence_as(server.specs, update)
     bounded = (server.bounded_metrics(finalized(finalizers, metrics))
                if server.private_metrics is not None else ())
@@ -134,22 +154,43 @@ def answering(
   return answer
 
 
-def weighted(update: Any, examples: Any, full_weight: Optional[int]) -> Any:
-  """An update that counts in proportion to its examples, up to a weight of one."""
+def weighted(update: trees.Tree, examples: tf.Tensor, full_weight: Optional[int]) -> trees.Tree:
+  """Returns an update in proportion to its examples, up to a weight of one."""
   if full_weight is None:
     return update
   weight = tf.minimum(tf.cast(examples, tf.float32) / full_weight, 1.0)
   return tf.nest.map_structure(lambda u: tf.cast(weight, u.dtype) * u, update)
 
 
-def finalized(finalizers: Any, values: Any) -> Any:
-  """{metric: value} of sums that are not finalized."""
-  if callable(finalizers):
-    return finalizers(values)
+def finalized(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str, tf.Tensor]:
+  """Returns {metric: value} of sums that are not finalized."""
   return {name: finalize(values[name]) for name, finalize in finalizers.items()}
 
 
-def check_memory(graph: Any, variables: Sequence[tf.Variable]) -> None:
+def reusable(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str, Finalizer]:
+  """Returns finalizers that make their variables here, and never again: those of TFF would."""
+
+  def of(finalize: Finalizer, example: trees.Tree) -> Finalizer:
+    made: List[tf.Variable] = []
+
+    def record(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
+      made.append(next_creator(**kwargs))
+      return made[-1]
+
+    def again(values: trees.Tree) -> tf.Tensor:
+      variables = iter(made)
+      with tf.variable_creator_scope(lambda next_creator, **kwargs: next(variables)):
+        return finalize(values)
+
+    with tf.variable_creator_scope(record):
+      finalize(example)
+    return again
+
+  return {name: of(getattr(finalize, 'python_function', finalize), values[name])
+          for name, finalize in finalizers.items()}
+
+
+def check_memory(graph: tf.Graph, variables: Sequence[tf.Variable]) -> None:
   """Raises unless all that the graph remembers is in variables that are known.
 
   Raises:
@@ -173,7 +214,7 @@ def _bounds(ends: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   return tf.where(index > 0, ends[tf.maximum(index - 1, 0)], 0), ends[index]
 
 
-def _assign(variables: Sequence[tf.Variable], values: Sequence[Any]) -> None:
+def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
   for variable, value in zip(variables, values):
     variable.assign(value)
 
@@ -186,6 +227,6 @@ def _is_finite(update: Sequence[tf.Tensor]) -> tf.Tensor:
       lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in update]))
 
 
-def _nothing(model: Any, update: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+def _nothing(model: Model, update: Sequence[tf.Tensor]) -> List[tf.Tensor]:
   model.reset_metrics()
   return [tf.zeros_like(u) for u in update]

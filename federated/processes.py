@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 import tensorflow as tf
 
@@ -23,16 +23,19 @@ from tfdp_adaptive import privacy
 
 from . import engines
 from . import in_process
+from . import local_training
 from . import server as server_lib
 
+Part = Any  # An object of Keras, or a function that makes one.
+ClientOptimizerFn = Union[Part, Callable[[], Part]]
 _ONE_STEP = 'one step'  # In place of the optimizer of clients that answer with a gradient.
 
 
 def build_private_fed_avg(
-    model_fn: Any, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
-    server_learning_rate: float, client_optimizer_fn: Any, loss: Any = None,
-    metrics: Sequence[Any] = (), client_weighting: str = 'uniform',
-    max_examples_per_client: Optional[int] = None,
+    model_fn: local_training.ModelFn, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
+    server_learning_rate: server_lib.Rate, client_optimizer_fn: ClientOptimizerFn,
+    loss: Optional[in_process.Loss] = None, metrics: Sequence[in_process.Metric] = (),
+    client_weighting: str = 'uniform', max_examples_per_client: Optional[int] = None,
     quantile_clip: Optional[server_lib.QuantileClip] = None,
     private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
     seed: Optional[int] = None) -> engines.PrivateFedAvg:
@@ -105,33 +108,32 @@ def build_private_fed_avg(
 
 
 def build_private_fed_sgd(
-    model_fn: Any, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
-    server_learning_rate: float, loss: Any = None, metrics: Sequence[Any] = (),
-    client_weighting: str = 'uniform',
-    max_examples_per_client: Optional[int] = None,
-    quantile_clip: Optional[server_lib.QuantileClip] = None,
-    private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
-    seed: Optional[int] = None) -> engines.PrivateFedAvg:
+    model_fn: local_training.ModelFn, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
+    server_learning_rate: server_lib.Rate, **arguments: Any) -> engines.PrivateFedAvg:
   """Builds federated SGD, where a client's answer is its mean gradient over its examples.
 
-  A client's examples of a round are one batch, with one step of learning rate one. For the
-  arguments see `build_private_fed_avg`.
+  A client's examples of a round are one batch, with one step of learning rate one.
+
+  Args:
+    model_fn: As for `build_private_fed_avg`.
+    server_rule: As for `build_private_fed_avg`.
+    plan: As for `build_private_fed_avg`.
+    server_learning_rate: As for `build_private_fed_avg`.
+    **arguments: The other arguments of `build_private_fed_avg`, but no `client_optimizer_fn`.
   """
   return build_private_fed_avg(
       model_fn, server_rule=server_rule, plan=plan, server_learning_rate=server_learning_rate,
-      client_optimizer_fn=_ONE_STEP, loss=loss, metrics=metrics, client_weighting=client_weighting,
-      max_examples_per_client=max_examples_per_client, quantile_clip=quantile_clip,
-      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
+      client_optimizer_fn=_ONE_STEP, **arguments)
 
 
-def _maker(value: Any) -> Any:
+def _maker(value: Part) -> Part:
   """Returns a function that makes an object of Keras again. Anything else stays as it is."""
   if isinstance(value, type) or not hasattr(value, 'get_config'):
     return value
   return functools.partial(type(value).from_config, value.get_config())
 
 
-def _again(loss: Any, **arguments: Any) -> engines.PrivateFedAvg:
+def _again(loss: Part, **arguments: Any) -> engines.PrivateFedAvg:
   """Builds a process on another machine, where objects with variables cannot be sent."""
   return build_private_fed_avg(
       loss=loss() if isinstance(loss, functools.partial) else loss, **arguments)

@@ -11,7 +11,7 @@ import concurrent.futures
 import csv
 import io
 import pathlib
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -20,15 +20,23 @@ from tfdp_adaptive import runfolder
 
 from . import storage
 
-_METRICS, _KEY = 'metrics.csv', 'round'
+_METRICS, _KEY, _EVENTS = 'metrics.csv', 'round', 'events.out.tfevents.'
+Numbers = Mapping[str, Any]
 
 
-def managers(path: pathlib.Path) -> List[Any]:
+class Manager(Protocol):
+  """Publishes the numbers of a round; a `tff.program.ReleaseManager` is one."""
+
+  async def release(self, value: Numbers, key: int) -> None:
+    """Publishes the numbers of round `key`."""
+
+
+def managers(path: pathlib.Path) -> List[Manager]:
   """Returns release managers for CSV and TensorBoard files in a run's folder."""
   return [_Csv(path / _METRICS), _TensorBoard(path / 'tensorboard')]
 
 
-def release(release_managers: Sequence[Any], row: Mapping[str, Any]) -> None:
+def release(release_managers: Sequence[Manager], row: Numbers) -> None:
   """Passes a row of numbers to every release manager."""
   values = {name: value for name, value in row.items() if name != _KEY}
 
@@ -62,13 +70,10 @@ def last_round(path: pathlib.Path) -> Optional[int]:
   return max(rounds, default=None)
 
 
-def _round(row: Dict[str, str], names: Any) -> int:
+def _round(row: Dict[str, str], names: Optional[Sequence[str]]) -> int:
   if _KEY not in (names or ()) or not (row[_KEY] or '').isdecimal() or None in row:
     raise ValueError(f'there is a row that is none, {list(row.values())[:3]}')
   return int(row[_KEY])
-
-
-_EVENTS = 'events.out.tfevents.'
 
 
 class _Csv:
@@ -79,16 +84,16 @@ class _Csv:
     if not path.exists():
       self._write([_KEY], [])
 
-  async def release(self, value: Any, key: Any) -> None:
+  async def release(self, value: Numbers, key: int) -> None:
     """Writes a row in the place of this round's and all later ones'."""
     with open(self._path, encoding='utf-8', newline='') as file:
       reader = csv.DictReader(file)
       names, rows = list(reader.fieldnames or [_KEY]), list(reader)
     row = {_KEY: key, **{name: np.asarray(number).tolist() for name, number in value.items()}}
-    kept = [one for one in rows if int(one[_KEY]) < key]
-    self._write(list(dict.fromkeys([*names, *row])), [*kept, row])
+    earlier = [one for one in rows if int(one[_KEY]) < key]
+    self._write(list(dict.fromkeys([*names, *row])), [*earlier, row])
 
-  def _write(self, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+  def _write(self, names: Sequence[str], rows: Sequence[Numbers]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, names)
     writer.writeheader()
@@ -103,7 +108,7 @@ class _TensorBoard:
     self._path = path
     self._writer: Any = None
 
-  async def release(self, value: Any, key: Any) -> None:
+  async def release(self, value: Numbers, key: int) -> None:
     if self._writer is None:  # One file per process, named by its first round.
       self._path.mkdir(parents=True, exist_ok=True)
       self._writer = tf.io.TFRecordWriter(str(self._path / f'{_EVENTS}{key:08d}'))
@@ -113,6 +118,6 @@ class _TensorBoard:
         for name, number in value.items() if np.ndim(number) == 0])
     self._write(tf.compat.v1.Event(wall_time=key, step=key, summary=summary))
 
-  def _write(self, event: Any) -> None:
+  def _write(self, event: tf.compat.v1.Event) -> None:
     self._writer.write(event.SerializeToString())
     self._writer.flush()

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the clients of one round in several lanes; a client that fails affects no other."""
+"""Trains the clients of one round by several workers; a client that fails affects no other."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
 import threading
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, TYPE_CHECKING
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 
-if TYPE_CHECKING:
-  from . import engines
+from tfdp_adaptive import private_rule
+from tfdp_adaptive import trees
+
+from . import engines
+from . import server as server_lib
+
+Pair = Tuple[engines.Client, Any]  # A client's id and data, in the form that the engine reads.
+Result = Tuple[int, server_lib.Sums]  # The number of clients of a call, and their sums.
 
 
 class ClientsFailedError(RuntimeError):
@@ -32,14 +38,14 @@ class Outcome(NamedTuple):
     failed: {client: error}. They count as if they had not taken part.
   """
 
-  answers: Any
-  not_private: List
-  failed: Dict[Any, Exception]
+  answers: server_lib.Answer
+  not_private: List[Tuple[int, Mapping[str, Any]]]
+  failed: Dict[engines.Client, Exception]
 
-  def merged(self) -> Dict[str, Any]:
+  def merged(self) -> Dict[str, Union[int, float]]:
     """Returns the metrics of all calls: sums of integers, and means over clients of others."""
     clients = sum(count for count, _ in self.not_private)
-    merged: Dict[str, Any] = {}
+    merged: Dict[str, Union[int, float]] = {}
     for count, metrics in self.not_private:
       for name, value in metrics.items():
         value = np.asarray(value)
@@ -54,8 +60,8 @@ class Outcome(NamedTuple):
 
 
 def run(
-    process: engines.PrivateFedAvg, engine: engines.Engine, state: Any, cohort: Sequence[Any],
-    check_all_failed: bool = True) -> Outcome:
+    process: engines.PrivateFedAvg, engine: engines.Engine, state: server_lib.State,
+    cohort: Sequence[engines.Client], check_all_failed: bool = True) -> Outcome:
   """Trains a cohort from the weights of `state`.
 
   Args:
@@ -83,8 +89,8 @@ def run(
 
 
 def train(
-    process: engines.PrivateFedAvg, engine: engines.Engine, weights: Any, broadcast: Any,
-    cohort: Sequence[Any]) -> Outcome:
+    process: engines.PrivateFedAvg, engine: engines.Engine, weights: server_lib.ModelWeights,
+    broadcast: private_rule.Broadcast, cohort: Sequence[engines.Client]) -> Outcome:
   """Trains clients and adds up their clipped answers.
 
   A client that fails contributes nothing and does not affect the others. User-level privacy needs
@@ -92,10 +98,10 @@ def train(
   clip norm. A call with a failing client is therefore repeated in halves until that client is
   alone.
   """
-  failed: Dict[Any, Exception] = {}
+  failed: Dict[engines.Client, Exception] = {}
   reading = threading.Lock()  # Whoever's `users` these are need not know of threads.
 
-  def available(clients: Sequence[Any]) -> Iterator[Any]:
+  def available(clients: Sequence[engines.Client]) -> Iterator[Pair]:
     for client in clients:
       try:
         with reading:
@@ -105,29 +111,27 @@ def train(
       else:
         yield client, data
 
-  def call(lane: Any, clients: Sequence[Any]) -> List[Any]:
-    """Returns [(clients, Sums)] of one call, or of its parts if it failed."""
-    if not clients:
-      return []
+  def call(worker: engines.Worker, clients: List[Pair]) -> List[Result]:
+    """Returns the results of one call, or of its parts if it failed."""
     try:
-      sums = lane(weights, broadcast, [data for _, data in clients])
-      left_out = getattr(sums, 'failed', {})  # By a lane that reads its clients by itself.
-      failed.update(left_out)
-      return [(len(clients) - len(left_out), sums)]
+      sums = worker(weights, broadcast, [data for _, data in clients])
+      failed.update(sums.failed)
+      return [(len(clients) - len(sums.failed), sums)]
     except engine.failures as error:
       if len(clients) == 1:
         failed[clients[0][0]] = error
         return []
       half = len(clients) // 2
-      return call(lane, clients[:half]) + call(lane, clients[half:])
+      return call(worker, clients[:half]) + call(worker, clients[half:])
 
-  def work(lane: Any, mine: Any) -> List[Any]:
-    return [result for clients in engine.calls(available(mine)) for result in call(lane, clients)]
+  def work(worker: engines.Worker, mine: Sequence[engines.Client]) -> List[Result]:
+    return [result for clients in engine.calls(available(mine))
+            for result in call(worker, clients)]
 
-  count = len(engine.lanes)
+  count = len(engine.workers)
   with concurrent.futures.ThreadPoolExecutor(count) as pool:
     results = [result for part in pool.map(
-        work, engine.lanes, [cohort[i::count] for i in range(count)]) for result in part]
+        work, engine.workers, [cohort[i::count] for i in range(count)]) for result in part]
   zero = process.server.zero()
   answers = [tf.nest.flatten(sums.answers) for _, sums in results] or [tf.nest.flatten(zero)]
   total = tf.nest.pack_sequence_as(
@@ -135,5 +139,5 @@ def train(
   return Outcome(total, [(count, sums.not_private) for count, sums in results if count], failed)
 
 
-def _numpy(value: Any) -> Any:
+def _numpy(value: trees.Tree) -> trees.Tree:
   return value.numpy() if tf.is_tensor(value) else value

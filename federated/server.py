@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import math
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import tensorflow as tf
 
@@ -28,6 +28,7 @@ from tfdp_adaptive import privatizer
 from tfdp_adaptive import rules
 from tfdp_adaptive import trees
 
+Rate = Union[float, Callable[[tf.Tensor], tf.Tensor]]  # May depend on the rounds done.
 RELEASED_NAMES = ('clients', 'l2_norm_clip', 'fraction_within_clip')
 # Nothing here branches on tensors, and converting it costs seconds per process.
 _plain = tf.autograph.experimental.do_not_convert
@@ -71,10 +72,10 @@ class PrivateMetrics(NamedTuple):
 class ModelWeights(NamedTuple):
   """Weights of a model in its order; TFF's own class of this name works as well."""
 
-  trainable: Any
-  non_trainable: Any
+  trainable: trees.Tree
+  non_trainable: trees.Tree
 
-  def assign_weights_to(self, model: Any) -> None:
+  def assign_weights_to(self, model: tf.keras.Model) -> None:
     """Assigns the weights to a Keras model."""
     for variables, values in ((model.trainable_weights, self.trainable),
                               (model.non_trainable_weights, self.non_trainable)):
@@ -85,7 +86,7 @@ class ModelWeights(NamedTuple):
 class State(NamedTuple):
   """State of the server. It is SECRET, except for the weights."""
 
-  global_model_weights: Any  # `ModelWeights`.
+  global_model_weights: ModelWeights
   round: tf.Tensor  # [] int64, rounds done.
   query: private_rule.State
   metrics: Any = ()  # `privatizer.State` of the metrics.
@@ -94,15 +95,16 @@ class State(NamedTuple):
 class Answer(NamedTuple):
   """The SECRET answer of a client, or a sum of answers."""
 
-  sums: Any  # One `contract.Sums` per ask.
-  metrics: Any = ()  # [1 + metrics] float32 in the unit ball.
+  sums: Tuple[contract.Sums, ...]  # One per ask.
+  metrics: trees.Tree = ()  # [1 + metrics] float32 in the unit ball.
 
 
 class Sums(NamedTuple):
   """SECRET sums over clients of a round; `not_private` is SECRET, too."""
 
   answers: Answer
-  not_private: Any
+  not_private: Mapping[str, Any]
+  failed: Mapping[Any, Exception] = {}  # {client that is not in the sums: error}
 
 
 class Server:
@@ -123,7 +125,7 @@ class Server:
   """
 
   def __init__(
-      self, rule: contract.Rule, specs: trees.Tree, plan: privacy.PrivacyPlan, learning_rate: float,
+      self, rule: contract.Rule, specs: trees.Tree, plan: privacy.PrivacyPlan, learning_rate: Rate,
       quantile_clip: Optional[QuantileClip] = None,
       private_metrics: Optional[PrivateMetrics] = None, seed: Optional[int] = None) -> None:
     self.plan, self.rule, self.seed = plan, rule, seed
@@ -149,7 +151,7 @@ class Server:
         **noise(private_metrics.share, 1.0, 2 * 10**9))
 
   @_plain
-  def init(self, weights: Any) -> State:
+  def init(self, weights: ModelWeights) -> State:
     return State(weights, tf.zeros([], tf.int64), self._private.init(),
                  self._metrics.init() if self._metrics else ())
 
@@ -158,7 +160,8 @@ class Server:
     return self._private.broadcast(self._private.query(state.query))
 
   @_plain
-  def record(self, broadcast: Any, update: Any, metrics: Any = ()) -> Answer:
+  def record(self, broadcast: private_rule.Broadcast, update: trees.Tree, metrics: trees.Tree = ()
+             ) -> Answer:
     """Returns a client's `Answer`; `metrics` come from `bounded_metrics`, or are ().
 
     An update with other shapes than the weights is refused. An update that is not finite counts as
@@ -170,7 +173,7 @@ class Server:
     return Answer(self._private.record(broadcast, update), metrics)
 
   @_plain
-  def bounded_metrics(self, values: Any) -> tf.Tensor:
+  def bounded_metrics(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
     """Returns [1 + metrics] float32 of norm at most one, from a client's own metrics."""
     parts = [tf.ones([])]
     for name, (low, high) in self.private_metrics.ranges.items():
@@ -187,7 +190,7 @@ class Server:
                   tf.zeros([_size(self.private_metrics)]) if self._metrics else ())
 
   @_plain
-  def step(self, state: State, total: Answer) -> Tuple[State, Any]:
+  def step(self, state: State, total: Answer) -> Tuple[State, Dict[str, tf.Tensor]]:
     """Adds noise to the sums of a round and updates the weights.
 
     Returns:
@@ -221,7 +224,7 @@ class Server:
       yield name, low + (high - low) * tf.clip_by_value(ratio, 0.0, 1.0)
 
 
-def _check(rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: Any) -> None:
+def _check(rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: Rate) -> None:
   if not isinstance(plan, privacy.PrivacyPlan) or not plan.whole_users:
     raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' that samples users: "
                      'what is clipped and noised here is the update of a whole user. '
@@ -273,7 +276,7 @@ def _check_sides(
   return private_metrics.share
 
 
-def _check_ranges(ranges: Any) -> None:
+def _check_ranges(ranges: Mapping[str, Tuple[float, float]]) -> None:
   try:
     good = bool(ranges) and all(
         isinstance(name, str) and checks.is_number(low) and checks.is_number(high)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, TYPE_CHECKING
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 import warnings
 
 import numpy as np
@@ -14,9 +14,12 @@ import tensorflow as tf
 import tqdm
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import contract
 from tfdp_adaptive import errors
+from tfdp_adaptive import privacy
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.keras import weight_ledger
+from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as privacy_statement
 from tfdp_adaptive.privacy import weight_digests
@@ -29,11 +32,8 @@ from . import server as server_lib
 from . import statement as statement_lib
 from . import storage
 
-if TYPE_CHECKING:
-  from tfdp_adaptive import contract
-  from tfdp_adaptive import privacy
-
 _PREFIXES = ('private/', 'not_private/')
+Evaluate = Callable[[server_lib.ModelWeights], Dict[str, float]]
 
 
 class TrainedWeights(server_lib.ModelWeights):
@@ -45,7 +45,7 @@ class TrainedWeights(server_lib.ModelWeights):
 
   ledger: ledger_lib.Ledger = ledger_lib.Ledger()
 
-  def assign_weights_to(self, model: Any) -> None:
+  def assign_weights_to(self, model: tf.keras.Model) -> None:
     """Puts them into a Keras model, whose ledger is theirs from then on."""
     super().assign_weights_to(model)
     weight_ledger.Ledger.of(model).attach(self.ledger.entries, replace=True)
@@ -67,28 +67,29 @@ class Simulation(NamedTuple):
     made_of: The values from which `card` is made.
   """
 
-  weights: Any
+  weights: TrainedWeights
   rounds: int
   history: List[Dict[str, float]]
   statement: str
-  state: Any
-  failed: Dict[str, int]
+  state: server_lib.State
+  failed: Dict[engines.Client, int]
   speed: Dict[str, Any]
-  made_of: Any = None
+  made_of: Tuple[engines.PrivateFedAvg, Tuple[str, ...]]
 
-  def card(self) -> Any:
-    """The privacy card of the rounds that were run, with the digest of the weights."""
+  def card(self) -> card_lib.Card:
+    """Returns the privacy card of the rounds that were run, with the digest of the weights."""
     process, facts = self.made_of
     arrays = tf.nest.flatten(tuple(self.weights))
     return statement_lib.card(process, self.rounds, facts, weight_digests.of(arrays))
 
 
 def simulate(
-    process: Any, train_data: Any, plan: Optional[privacy.PrivacyPlan] = None,
-    rounds: Optional[int] = None, *, evaluate: Optional[Callable[[Any], Dict[str, float]]] = None,
-    rounds_per_evaluation: int = 10, max_epsilon: Optional[float] = None, out: Any = None,
-    resume: bool = True, release_managers: Sequence[Any] = (), dropout: float = 0.0,
-    workers: Any = (), address: Optional[str] = None, progress: bool = True,
+    process: engines.PrivateFedAvg, train_data: engines.ClientData,
+    plan: Optional[privacy.PrivacyPlan] = None, rounds: Optional[int] = None, *,
+    evaluate: Optional[Evaluate] = None, rounds_per_evaluation: int = 10,
+    max_epsilon: Optional[float] = None, out: Optional[storage.Path] = None, resume: bool = True,
+    release_managers: Sequence[releases.Manager] = (), dropout: float = 0.0,
+    workers: Union[int, str] = 1, address: Optional[str] = None, progress: bool = True,
     facts: Sequence[str] = ()) -> Simulation:
   """Trains on cohorts drawn as `process.plan` says.
 
@@ -194,7 +195,7 @@ def simulate(
                     (process, tuple(facts)))
 
 
-def _workers(workers: Any, address: Optional[str]) -> Any:
+def _workers(workers: Union[int, str], address: Optional[str]) -> engines.Workers:
   """Returns `workers` as `PrivateFedAvg.reach` takes them."""
   name, _, count = workers.partition(':') if isinstance(workers, str) else ('', '', '')
   if name == 'ray' and (not count or count.isdecimal() and int(count)):
@@ -205,7 +206,7 @@ def _workers(workers: Any, address: Optional[str]) -> Any:
   return workers
 
 
-def _clients(train_data: Any) -> List[str]:
+def _clients(train_data: engines.ClientData) -> List[engines.Client]:
   """Returns all client ids. Each must occur once, because a user is one client."""
   try:
     client_ids = list(train_data.client_ids)
@@ -261,13 +262,14 @@ def _number_of_rounds(
 
 
 def _answering(
-    cohort: Sequence[str], dropout: float, seed: Optional[int], done: int) -> Sequence[str]:
-  """The clients of a cohort that answer, whatever their data."""
+    cohort: Sequence[engines.Client], dropout: float, seed: Optional[int], done: int
+) -> Sequence[engines.Client]:
+  """Returns the clients of a cohort that answer, whatever their data."""
   if not dropout:
     return cohort
   rng = np.random.default_rng(None if seed is None else [seed, done, 1])
   return [client for client, coin in zip(cohort, rng.random(len(cohort))) if coin >= dropout]
 
 
-def _floats(tree: Any) -> Dict[str, float]:
+def _floats(tree: Mapping[str, tf.Tensor]) -> Dict[str, float]:
   return {name: float(value) for name, value in tree.items()}

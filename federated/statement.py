@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Sequence
+from typing import Sequence
 
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
+from . import engines
 
-def ledger(process: Any, rounds: int) -> ledger_lib.Ledger:
+
+def ledger(process: engines.PrivateFedAvg, rounds: int) -> ledger_lib.Ledger:
   """Returns the ledger of the weights after `rounds`, including earlier runs if known."""
   before = ledger_lib.Ledger(tuple(process.history()))
   *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
@@ -23,9 +25,9 @@ def ledger(process: Any, rounds: int) -> ledger_lib.Ledger:
 
 
 def card(
-    process: Any, rounds: int, facts: Sequence[str] = (), weights: Sequence[str] = (),
-    plots: bool = True) -> card_lib.Card:
-  """The privacy card after `rounds` of the plan's steps.
+    process: engines.PrivateFedAvg, rounds: int, facts: Sequence[str] = (),
+    weights: Sequence[str] = (), plots: bool = True) -> card_lib.Card:
+  """Returns the privacy card after `rounds` of the plan's steps.
 
   Args:
     process: A `PrivateFedAvg`.

@@ -35,7 +35,7 @@ ONLY_IN = {  # A library -> the modules that may import it.
     'model_signing': ('tfdp_adaptive.report.signing',),
     'flwr': ('tfdp_adaptive.federated.flower',),
     'ray': ('tfdp_adaptive.federated.ray_engine',),
-    'tensorflow_federated': ('tfdp_adaptive.federated.tff',),
+    'tensorflow_federated': ('tfdp_adaptive.federated.tff_process',),
 }
 VERSIONS = ('KERAS_3', '__version__', 'VERSION', 'version_info', 'python_version_tuple')
 SAY_VERSIONS = {  # They print or compare versions.

@@ -203,7 +203,7 @@ _BY_REASON = {
         'test_nothing_exact_about_the_clients_comes_out_unless_asked_for': ('!tff',),
         'federated/resume_test.py::test_a_run_that_was_cut_off_ends_like_one_that_was_not': (
             '!clients',),
-        'federated/rounds_test.py::test_calls_and_lanes_do_not_change_the_sum': ('!tff',),
+        'federated/rounds_test.py::test_calls_and_workers_do_not_change_the_sum': ('!tff',),
         'federated/simulation_test.py::test_simulate_is_the_process_on_the_cohorts_of_the_plan': (
             '!tff',),
         'federated/simulation_test.py::test_the_ledger_goes_from_users_to_keras_and_back': (),

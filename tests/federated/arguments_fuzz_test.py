@@ -77,7 +77,7 @@ def test_examples_that_are_none(examples):
 
 
 def test_processes(monkeypatch):
-  monkeypatch.setattr(in_process, 'InProcess', reach)
+  monkeypatch.setattr(in_process.InProcess, '__init__', reach)
   fuzz(federated.build_private_fed_avg, BUILD)
 
 

@@ -29,7 +29,7 @@ def flat(tree):
 
 def answers(process, users, cohort):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach((), users) as engine:
+  with process.reach(1, users) as engine:
     outcome = rounds.run(process, engine, state, cohort)
   assert not outcome.failed
   return flat(outcome.answers), outcome.exact()
@@ -179,7 +179,7 @@ def test_data_that_break_the_model_are_left_out_alone():
   process = build(model_fn, lambda: tf.keras.optimizers.SGD(0.1))
   users = tfdp.federated.Users({**good, **bad}, batch_size=2)
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach((), users) as engine:
+  with process.reach(1, users) as engine:
     outcome = rounds.run(process, engine, state, users.client_ids)
     expected = rounds.run(process, engine, state, list(good))
   assert sorted(outcome.failed) == sorted(bad) and not expected.failed

@@ -15,7 +15,6 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
 from tfdp_adaptive.federated import groups
 from tfdp_adaptive.federated import rounds
-from tfdp_adaptive.federated import tff_process
 
 METRICS = tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}, share=0.1)
 
@@ -113,9 +112,9 @@ def make_users():
   return tfdp.federated.Users(users, batch_size=4, epochs=2)
 
 
-def leaves(process, users, cohort):
+def leaves(process, users, cohort, one_by_one=False):
   state = tf.nest.map_structure(tf.constant, process.initialize())
-  with process.reach((), users) as engine:
+  with process.one_by_one(users) if one_by_one else process.reach(1, users) as engine:
     outcome = rounds.run(process, engine, state, cohort)
   assert not outcome.failed
   exact = [value for _, metrics in outcome.not_private for value in metrics.values()]
@@ -125,10 +124,10 @@ def leaves(process, users, cohort):
 @pytest.mark.parametrize('name', PROCESSES)
 def test_groups_give_what_clients_give_one_by_one(name):
   process, users = PROCESSES[name](), make_users()
-  assert process.in_groups() is not None
   together = leaves(process, users, users.client_ids)
-  process.in_groups = lambda: None
-  alone = leaves(process, users, users.client_ids)
+  if name != 'functional':  # It runs in a computation of TFF alone.
+    assert process.worker(0, process.batch_spec(users))
+  alone = leaves(process, users, users.client_ids, one_by_one=True)
   assert len(together) == len(alone) and any(np.any(x) for x in alone)
   for one, other in zip(together, alone):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -137,7 +136,8 @@ def test_groups_give_what_clients_give_one_by_one(name):
 def test_a_model_that_keeps_clients_elsewhere_is_trained_one_by_one():
   """A table is not set back between clients, so there are no groups, and no way to meet."""
   process, users = fed_avg(lambda: Remembering(table=True)), make_users()
-  assert process.in_groups() is None
+  with pytest.raises(groups.NotInGroupsError):
+    process.worker(0, process.batch_spec(users))
   cohort = ['user0', 'user2', 'user4']
   together = leaves(process, users, cohort)
   alone = [leaves(process, users, [client]) for client in cohort]
@@ -145,10 +145,9 @@ def test_a_model_that_keeps_clients_elsewhere_is_trained_one_by_one():
     np.testing.assert_allclose(value, sum(parts[i] for parts in alone), rtol=1e-5, atol=1e-6)
 
 
-def test_no_client_sees_what_another_left(monkeypatch):
-  """Of a model that counts its examples: one group, in which clients follow each other."""
+def test_no_client_sees_what_another_left():
+  """A model that counts its examples: one group, in which clients follow each other."""
   process, users = PROCESSES['remembering'](), make_users()
-  monkeypatch.setattr(tff_process, 'GROUPS', 1)
   both = leaves(process, users, ['user2', 'user4'])
   parts = [leaves(process, users, [client]) for client in ('user2', 'user4')]
   for i, value in enumerate(both):
@@ -176,7 +175,7 @@ def test_data_that_break_the_model_are_left_out_alone():
   process = fed_avg(model_fn)
   state = tf.nest.map_structure(tf.constant, process.initialize())
   users = tfdp.federated.Users({**good, **bad}, batch_size=2)
-  with process.reach((), users) as engine:
+  with process.reach(1, users) as engine:
     outcome = rounds.run(process, engine, state, users.client_ids)
     expected = rounds.run(process, engine, state, list(good))
   assert sorted(outcome.failed) == sorted(bad) and not expected.failed
@@ -199,20 +198,28 @@ def test_batches_without_a_data_set_are_the_same_batches(kwargs, monkeypatch):
 
 
 @hypothesis.given(strategies.lists(strategies.lists(strategies.integers(1, 4), max_size=4),
-                                   max_size=9), strategies.integers(1, 5))
-def test_every_client_is_in_one_group_with_all_its_batches(sizes, count):
+                                   max_size=9))
+def test_every_client_is_in_the_group_with_all_its_batches(sizes):
   spec = groups.specs(tf.TensorSpec([None], tf.int64))
   clients = [[(np.full([size], 10 * i + j),) for j, size in enumerate(batches)]
              for i, batches in enumerate(sizes)]
-  unpacked = []
-  for part in groups.divide(clients, count):
-    group = groups.pack(part, spec)
-    batches = np.split(group.rows[0], group.batch_ends)
-    assert len(group.rows[0]) == sum(map(len, batches)) and not len(batches[-1])
-    starts = [0, *group.client_ends][:-1]
-    for start, end in zip(starts, group.client_ends):
-      unpacked.append([batch.tolist() for batch in batches[start:end]])
-  assert sorted(unpacked) == sorted([batch.tolist() for (batch,) in client] for client in clients)
+  group = groups.pack(clients, spec)
+  batches = np.split(group.rows[0], group.batch_ends)
+  assert len(group.rows[0]) == sum(map(len, batches)) and not len(batches[-1])
+  starts = [0, *group.client_ends][:-1]
+  unpacked = [[batch.tolist() for batch in batches[start:end]]
+              for start, end in zip(starts, group.client_ends)]
+  assert unpacked == [[batch.tolist() for (batch,) in client] for client in clients]
+
+
+@hypothesis.given(strategies.lists(strategies.integers(0, 3), max_size=9),
+                  strategies.integers(1, 4))
+def test_calls_have_every_client_once(sizes, most):
+  clients = [(i, [(np.zeros([size], np.int8),)]) for i, size in enumerate(sizes)]
+  calls = list(groups.calls(clients, most, groups.size))
+  assert [client for call in calls for client in call] == clients
+  assert all(len(call) == most for call in calls[:-1])
+  assert all(1 <= len(call) <= most for call in calls)
 
 
 @pytest.mark.parametrize('spec', [

@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import queries
 from tfdp_adaptive import rules
-from tfdp_adaptive.federated import tff_process
+from tfdp_adaptive.federated import engines
 
 
 def test_the_query_works_in_tffs_own_factory():
@@ -60,28 +60,19 @@ def test_models_made_before_go_on_working():
       return self.dense(x)
 
   models = [tf.keras.Sequential([tf.keras.layers.Dense(1)]), Mine()]
-  process = regression.build(rules.dp_sgd(), regression.make_plan(), 'tff')
+  regression.build(rules.dp_sgd(), regression.make_plan(), 'tff')
   assert [model(np.ones([2, 3])).shape for model in models] == [(2, 1), (2, 1)]
-  assert process.in_groups() is not None
   for model in models:
     model.compile('sgd', 'mse')
     model.fit(np.ones([2, 3]), np.ones([2, 1]), verbose=0)
 
 
-def test_calls_of_few_sizes_have_every_client_once():
-  sizes = set()
-  for count in range(300):
-    calls = tff_process._split(list(range(count)))
-    assert sum(calls, []) == list(range(count)) and all(calls)
-    assert len(calls) <= 1 + -(-count // tff_process.CLIENTS_PER_CALL)
-    sizes.update(map(len, calls))
-  assert max(sizes) == tff_process.CLIENTS_PER_CALL and len(sizes) <= 16
-
-
 def test_whoever_reads_the_output_sees_its_end():
   """TFF's worker has the output of Python, which must not wait for it."""
-  script = ('import numpy as np\nfrom tfdp_adaptive.federated import tff\n'
-            'assert tff.tf_computation(lambda x: x + 1, np.int32)(1) == 2\nprint("done")\n')
+  script = ('import numpy as np\nimport tensorflow_federated as tff\n'
+            'from tfdp_adaptive.federated import tff_process\n'
+            'assert tff.tensorflow.computation(lambda x: x + 1, np.int32)(1) == 2\n'
+            'print("done")\n')
   done = subprocess.run([sys.executable, '-c', script], stdin=subprocess.DEVNULL, check=True,
                         cwd=pathlib.Path(__file__).parents[2], capture_output=True, text=True,
                         timeout=300)
@@ -90,6 +81,8 @@ def test_whoever_reads_the_output_sees_its_end():
 
 def test_workers_of_tff_elsewhere_are_refused():
   process = regression.build(rules.dp_sgd(), regression.make_plan(), 'tff')
-  with pytest.raises(ValueError, match='`workers` is for Keras models'):
-    with process.reach(['host:80'], None):
-      pass
+  for workers, what in ((['host:80'], '`workers` must be a number'),
+                        (engines.Remote(), "`workers='ray'` is for Keras models")):
+    with pytest.raises(ValueError, match=what):
+      with process.reach(workers, None):
+        pass
