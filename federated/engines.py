@@ -70,8 +70,8 @@ class PrivateFedAvg(abc.ABC):
   Its state is SECRET: it holds the noise still to come. Only `get_model_weights(state)` and
   `metrics['released']` may be published.
 
-  Whoever calls `next` answers for the cohort: it must be drawn as the plan says, and
-  every client must be in it once at most. A data set does not say whose it is, so
+  If you call `next` yourself, draw the cohort as the plan says, and have every client in it
+  once at most. A data set does not say whose it is, so
   `next` takes one client five times, and one user then moves five clip norms;
   `simulate` draws and checks.
 

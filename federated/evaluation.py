@@ -8,14 +8,14 @@ from typing import Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
-from . import in_process
+from . import keras_model
 from . import local_training
 from . import server as server_lib
 
 
 def evaluator(
     model_fn: local_training.ModelFn, dataset: tf.data.Dataset, *,
-    loss: Optional[in_process.Loss] = None, metrics: Sequence[in_process.Metric] = ()
+    loss: Optional[keras_model.Loss] = None, metrics: Sequence[keras_model.Metric] = ()
 ) -> Callable[[server_lib.ModelWeights], Dict[str, float]]:
   """Returns `weights -> {metric: float}` of a model on a batched `tf.data.Dataset`.
 
@@ -31,7 +31,7 @@ def evaluator(
     A function of the weights, as `simulate` and `get_model_weights` return them.
   """
   if loss is not None:
-    model = in_process.KerasModel(model_fn, loss, metrics)
+    model = keras_model.KerasModel(model_fn, loss, metrics)
   else:
     tff_process = importlib.import_module('.tff_process', __package__)
     model = tff_process.as_function(model_fn)()

@@ -10,13 +10,12 @@ import collections
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import compat
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import trees
 from tfdp_adaptive.keras import weight_ledger
@@ -24,96 +23,12 @@ from tfdp_adaptive.privacy import ledger as ledger_lib
 
 from . import engines
 from . import groups
+from . import keras_model
 from . import local_training
 from . import rounds
 from . import server as server_lib
 
-Loss = Union[str, tf.keras.losses.Loss, Callable[..., tf.Tensor]]
 ClientOptimizer = Any  # An optimizer of Keras, or of `tff.learning`.
-Metric = Union[tf.keras.metrics.Metric, Callable[[], tf.keras.metrics.Metric]]
-
-
-class Output(NamedTuple):
-  """The loss, predictions and number of examples of a batch."""
-
-  loss: tf.Tensor
-  predictions: tf.Tensor
-  num_examples: tf.Tensor
-
-
-class KerasModel:
-  """A built Keras model with a loss and metrics; the methods are those of a TFF model.
-
-  Args:
-    make: `() -> Keras model`, built.
-    loss: Keras loss, its name, or a function `(y_true, y_pred) -> losses`.
-    metrics: Keras metrics, copied; or functions that make them.
-  """
-
-  def __init__(self, make: Callable[[], tf.keras.Model], loss: Loss,
-               metrics: Sequence[Metric] = ()) -> None:
-    self.keras = make()
-    if not getattr(self.keras, 'built', False) or not hasattr(self.keras, 'trainable_weights'):
-      raise ValueError('`model_fn` must make a Keras model that has its weights: begin it with '
-                       f'`tf.keras.Input`, or call it once. Received: {self.keras!r}.')
-    self.trainable_variables = [
-        compat.raw_variable(v) for v in self.keras.trainable_weights]
-    self.non_trainable_variables = [
-        compat.raw_variable(v) for v in self.keras.non_trainable_weights]
-    self._loss = _loss(loss)
-    self._metrics = {metric.name: metric for metric in map(_copied, metrics)}
-    self.seeds = compat.seeds(self.keras)
-    self._loss_mean = tf.keras.metrics.Mean(name='loss')
-    self._means = {**self._metrics, 'loss': self._loss_mean}
-    self._counts = tf.Variable(tf.zeros([2], tf.int64), trainable=False)  # Examples, batches.
-
-  def forward_pass(self, batch: trees.Tree, training: bool = True) -> Output:
-    x, y = (batch['x'], batch['y']) if hasattr(batch, 'keys') else batch
-    predictions = self.keras(x, training=training)
-    loss = tf.reduce_mean(self._loss(y, predictions))
-    size = tf.shape(tf.nest.flatten(x)[0])[0]
-    for metric in self._metrics.values():
-      metric.update_state(y, predictions)
-    self._loss_mean.update_state(loss, size)
-    self._counts.assign_add(tf.cast(tf.stack([size, 1]), tf.int64))
-    return Output(tf.add_n([loss, *self.keras.losses]), predictions, size)
-
-  def report_local_unfinalized_metrics(self) -> Any:
-    """{metric: its variables' values}; those of several clients add up."""
-    values = collections.OrderedDict(
-        (name, [compat.raw_variable(v).read_value() for v in metric.variables])
-        for name, metric in self._means.items())
-    values['num_examples'], values['num_batches'] = tf.unstack(self._counts)
-    return values
-
-  def metric_finalizers(self) -> Dict[str, local_training.Finalizer]:
-    """{metric: function of its values}; it writes them into the metric's variables."""
-    finalizers = {name: _finalizer(metric) for name, metric in self._means.items()}
-    return {**finalizers, 'num_examples': lambda count: count, 'num_batches': lambda count: count}
-
-  def reset_metrics(self) -> None:
-    for metric in self._means.values():
-      metric.reset_state()
-    self._counts.assign(tf.zeros_like(self._counts))
-
-
-class KerasOptimizer:
-  """A Keras optimizer; its variables are set back with the model's."""
-
-  def __init__(self, optimizer: tf.keras.optimizers.Optimizer, model: tf.keras.Model) -> None:
-    self._optimizer = type(optimizer).from_config(optimizer.get_config())
-    self._variables = model.trainable_weights
-    self._optimizer.build(self._variables)
-
-  def start(self, variables: Sequence[tf.Variable]) -> trees.Tree:
-    del variables  # `local_training.loop` does it.
-    return ()
-
-  def apply(self, state: trees.Tree, gradients: Sequence[tf.Tensor],
-            variables: Sequence[tf.Variable]) -> trees.Tree:
-    del variables
-    self._optimizer.apply_gradients(list(zip(gradients, self._variables)))
-    return state
 
 
 class InProcess(engines.PrivateFedAvg):
@@ -228,7 +143,7 @@ class _Worker:
           model.metric_finalizers(), model.report_local_unfinalized_metrics())
       optimizer: Any = process.client_optimizer
       optimizer = (local_training.FunctionalOptimizer(optimizer) if hasattr(optimizer, 'next')
-                   else KerasOptimizer(optimizer, model.keras))
+                   else keras_model.KerasOptimizer(optimizer, model.keras))
       model.forward_pass(tf.nest.map_structure(_example, input_spec))  # Makes what is made late.
       weights = server_lib.ModelWeights(model.trainable_variables, model.non_trainable_variables)
       mine = {id(v) for v in tf.nest.flatten(weights)}
@@ -237,7 +152,7 @@ class _Worker:
           model, input_spec, optimizer, local_training.answering(
               process.server, self._finalizers, process.full_weight),
           process.server.zero, [v for v, _ in others], [first for _, first in others],
-          lambda: _draw_anew(getattr(model, 'seeds', ())))
+          lambda: _draw_seeds(getattr(model, 'seeds', ())))
       spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
       self._template = weights, process.server.broadcast(process.server.init(weights))
       self._train = train.get_concrete_function(
@@ -267,39 +182,12 @@ class _Given:
     return self._datasets[index]
 
 
-def _loss(loss: Loss) -> Callable[..., tf.Tensor]:
-  try:
-    return tf.keras.losses.get(loss)
-  except ValueError as error:
-    raise ValueError('`loss` must be a Keras loss, its name, or a function of labels and '
-                     f'predictions. Received: loss={loss!r}.') from error
-
-
-def _copied(metric: Metric) -> tf.keras.metrics.Metric:
-  if isinstance(metric, tf.keras.metrics.Metric):
-    return type(metric).from_config(metric.get_config())
-  made = metric() if callable(metric) else None
-  if not isinstance(made, tf.keras.metrics.Metric):
-    raise ValueError('`metrics` must be Keras metrics, or functions that make them. '
-                     f'Received: {metric!r}.')
-  return made
-
-
-def _finalizer(metric: tf.keras.metrics.Metric) -> local_training.Finalizer:
-  def finalize(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    for variable, value in zip(metric.variables, values):
-      variable.assign(value)
-    return metric.result()
-
-  return finalize
-
-
 def _example(spec: tf.TensorSpec) -> tf.Tensor:
   return tf.zeros([1, *spec.shape[1:]], spec.dtype)
 
 
-def _draw_anew(seeds: Sequence[tf.Variable]) -> None:
-  """Else all clients would have the same dropout, or one that tells of the client before."""
+def _draw_seeds(seeds: Sequence[tf.Variable]) -> None:
+  """Draws seeds, so that the dropout of a client does not depend on the client before it."""
   for seed in seeds:
     seed.assign(tf.cast(tf.random.uniform(seed.shape, 0, np.iinfo(np.int32).max, tf.int64),
                         seed.dtype))

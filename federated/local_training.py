@@ -4,15 +4,14 @@
 The same steps as `tff.learning`'s client work, which stays the definition. A group's answer
 is the sum of its clients' clipped answers, so memory is that of one client.
 
-No client may see another. So whatever variables the model has are set back to their first
-values before every client, and a model that keeps anything in a place that is no variable
-is refused.
+No client may see another. So all variables of the model are set back to their first values before
+every client, and a model that keeps data outside its variables is refused.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -26,21 +25,10 @@ Group = Mapping[str, trees.Tree]  # The fields of a `groups.Group`.
 Metrics = Mapping[str, trees.Tree]  # {metric: its sums}
 Finalizer = Callable[[Any], tf.Tensor]
 ModelFn = Any  # A function that makes a model of Keras or of TFF, or a functional model of TFF.
-Model = Any  # An `in_process.KerasModel`, or a `tff.learning.models.VariableModel`.
+Model = Any  # An `keras_model.KerasModel`, or a `tff.learning.models.VariableModel`.
 # Resources besides variables in which an operation can remember a client.
 _MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
                      'OrderedMap|UnorderedMap|VarHandleOp|VariableV2|StackV2|AnonymousIterator')
-
-
-class Optimizer(Protocol):
-  """The optimizer of clients, inside the loop."""
-
-  def start(self, variables: Sequence[tf.Variable]) -> trees.Tree:
-    """Returns the state before a client's first step."""
-
-  def apply(self, state: trees.Tree, gradients: Sequence[tf.Tensor],
-            variables: Sequence[tf.Variable]) -> trees.Tree:
-    """Moves the variables; returns the next state."""
 
 
 class FunctionalOptimizer:
@@ -63,7 +51,7 @@ class FunctionalOptimizer:
 
 
 def loop(
-    model: Model, input_spec: trees.Tree, optimizer: Optimizer,
+    model: Model, input_spec: trees.Tree, optimizer: FunctionalOptimizer,
     answer: Callable[..., server_lib.Answer], zero: Callable[[], server_lib.Answer],
     others: Sequence[tf.Variable], initial: Sequence[tf.Tensor],
     begin_client: Callable[[], None]) -> tf.types.experimental.PolymorphicFunction:
@@ -72,7 +60,7 @@ def loop(
   Args:
     model: The model.
     input_spec: Nest of `tf.TensorSpec` of a batch.
-    optimizer: The clients' optimizer.
+    optimizer: The clients' optimizer: a `FunctionalOptimizer`, or what has its methods.
     answer: `(broadcast, update, number of examples, metrics) -> the clipped answer of a
       client`; the update is a flat list, metrics are not finalized.
     zero: `() -> the sum of no answers`.
@@ -199,18 +187,17 @@ def check_memory(graph: tf.Graph, variables: Sequence[tf.Variable]) -> None:
   definition = graph.as_graph_def()
   operations = [node.op for node in definition.node] + [
       node.op for function in definition.library.function for node in function.node_def]
-  kept = {op for op in operations if _MEMORY.search(op)}
+  found = {op for op in operations if _MEMORY.search(op)}
   known = {id(variable.handle) for variable in variables}
-  kept |= {getattr(getattr(outer, 'op', None), 'type', 'a resource') if tf.is_symbolic_tensor(outer)
-           else 'a resource' for outer, _ in graph.captures
-           if outer.dtype == tf.resource and id(outer) not in known}
-  if kept:
+  if any(outer.dtype == tf.resource and id(outer) not in known for outer, _ in graph.captures):
+    found.add('a resource')
+  if found:
     raise groups.NotInGroupsError(
-        f'The model may keep one client\'s data for the next: {sorted(kept)}.')
+        f'The model may keep one client\'s data for the next: {sorted(found)}.')
 
 
 def _bounds(ends: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-  """Start and end of part `index`."""
+  """Returns start and end of part `index`."""
   return tf.where(index > 0, ends[tf.maximum(index - 1, 0)], 0), ends[index]
 
 
@@ -220,7 +207,7 @@ def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> No
 
 
 def _is_finite(update: Sequence[tf.Tensor]) -> tf.Tensor:
-  """[] bool; every element is looked at only where the sum of squares overflows or is NaN."""
+  """Returns [] bool. Reads every element only if the sum of squares overflows or is NaN."""
   squares = tf.add_n([tf.cast(tf.nn.l2_loss(u), tf.float64) for u in update])
   return tf.cond(
       tf.math.is_finite(squares), lambda: tf.constant(True),

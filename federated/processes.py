@@ -23,6 +23,7 @@ from tfdp_adaptive import privacy
 
 from . import engines
 from . import in_process
+from . import keras_model
 from . import local_training
 from . import server as server_lib
 
@@ -34,7 +35,7 @@ _ONE_STEP = 'one step'  # In place of the optimizer of clients that answer with 
 def build_private_fed_avg(
     model_fn: local_training.ModelFn, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
     server_learning_rate: server_lib.Rate, client_optimizer_fn: ClientOptimizerFn,
-    loss: Optional[in_process.Loss] = None, metrics: Sequence[in_process.Metric] = (),
+    loss: Optional[keras_model.Loss] = None, metrics: Sequence[keras_model.Metric] = (),
     client_weighting: str = 'uniform', max_examples_per_client: Optional[int] = None,
     quantile_clip: Optional[server_lib.QuantileClip] = None,
     private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
@@ -99,7 +100,7 @@ def build_private_fed_avg(
       client_optimizer_fn=_maker(client_optimizer_fn), metrics=[*map(_maker, metrics)],
       max_examples_per_client=max_examples_per_client, quantile_clip=quantile_clip,
       private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
-  make_model = functools.partial(in_process.KerasModel, model_fn, loss, tuple(metrics))
+  make_model = functools.partial(keras_model.KerasModel, model_fn, loss, tuple(metrics))
   model = make_model()
   specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
   return in_process.InProcess(

@@ -76,7 +76,7 @@ class _Actor:
 @contextlib.contextmanager
 def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: engines.ClientData
           ) -> Iterator[engines.Engine]:
-  """The engine of actors, which end with the context.
+  """Starts actors, which end with the context, and yields their engine.
 
   Args:
     process: A `PrivateFedAvg` with a recipe.
@@ -152,7 +152,7 @@ def _check_data(actors: List[Handle], users: engines.ClientData) -> None:
       wrong = sorted(name for name in expected if one[name] != expected[name])
       raise ValueError(
           'Every actor of Ray must have the same clients and data, in the same order. Received: '
-          f'other {wrong} on one of {len(actors)} actors. Copy the files anew.')
+          f'other {wrong} on one of {len(actors)} actors. Copy the files again.')
 
 
 def _data(users: engines.ClientData) -> Data:

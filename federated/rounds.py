@@ -99,7 +99,7 @@ def train(
   alone.
   """
   failed: Dict[engines.Client, Exception] = {}
-  reading = threading.Lock()  # Whoever's `users` these are need not know of threads.
+  reading = threading.Lock()  # `users` of a caller need not know of threads.
 
   def available(clients: Sequence[engines.Client]) -> Iterator[Pair]:
     for client in clients:

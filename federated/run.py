@@ -87,7 +87,7 @@ class Run:
 
   @property
   def done(self) -> int:
-    """Number of rounds of the plan that are used up."""
+    """Returns the number of rounds of the plan that are used up."""
     return int(self.state.round)
 
   def weights(self) -> server_lib.ModelWeights:

@@ -133,7 +133,7 @@ class Server:
                          quantile_clip=quantile_clip, private_metrics=private_metrics)
     _check(rule, plan, learning_rate)
     numbers = privatizer.settings(rule, plan)
-    share = 1 - _check_sides(plan, quantile_clip, private_metrics)
+    share = 1 - _check_shares(plan, quantile_clip, private_metrics)
     self._learning_rate = learning_rate
     self.specs = specs
     self._quantile_clip = quantile_clip
@@ -251,22 +251,22 @@ def _adaptive(rule: contract.Rule, quantile_clip: Optional[QuantileClip],
       rule, quantile_clip.quantile, quantile_clip.learning_rate, stddev or None)
 
 
-def _check_sides(
+def _check_shares(
     plan: privacy.PrivacyPlan, quantile_clip: Optional[QuantileClip],
     private_metrics: Optional[PrivateMetrics]) -> float:
   """Returns the share of the budget that the metrics take."""
-  sides: List[Any] = []
-  for side, kind in ((quantile_clip, QuantileClip), (private_metrics, PrivateMetrics)):
-    if side is not None:
-      if not isinstance(side, kind):
+  parts: List[Union[QuantileClip, PrivateMetrics]] = []
+  for part, kind in ((quantile_clip, QuantileClip), (private_metrics, PrivateMetrics)):
+    if part is not None:
+      if not isinstance(part, kind):
         raise ValueError('`quantile_clip` must be a `QuantileClip`, and `private_metrics` '
-                         f'`PrivateMetrics`, or None. Received: {side!r}.')
-      checks.probability(share=side.share)
-      sides.append(side)
-  if sum(side.share for side in sides) >= 1:
+                         f'`PrivateMetrics`, or None. Received: {part!r}.')
+      checks.probability(share=part.share)
+      parts.append(part)
+  if sum(part.share for part in parts) >= 1:
     raise ValueError('`share`s must be below one together. '
-                     f'Received: {[side.share for side in sides]}.')
-  if sides and plan.amplified and plan.adjacency == 'replace':
+                     f'Received: {[part.share for part in parts]}.')
+  if parts and plan.amplified and plan.adjacency == 'replace':
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per round '
         'only: leave `quantile_clip` and `private_metrics` out, or use adjacency="zero_out".')

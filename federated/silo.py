@@ -23,6 +23,7 @@ from tfdp_adaptive.privacy import weight_digests
 
 from . import storage
 
+Data = Any  # What `plan.batches` takes.
 _STATE, _RECORDS, _COINS = 'silo.npz', 'records', 'coins'
 _TEXT = (
     'One of several silos: the records above are those of this silo alone. It drew its own batches '
@@ -89,7 +90,7 @@ class Silo:
     self._folder, self._plan, self._new = self._files.path, plan, new
     self._load()
 
-  def train(self, model: Any, weights: Sequence[Any], data: Any, *, steps: int,
+  def train(self, model: tfdp.DPModel, weights: Sequence[np.ndarray], data: Data, *, steps: int,
             server_round: Optional[int] = None, **batches: Any) -> List[np.ndarray]:
     """Takes the next steps of the plan from the weights of the server.
 
@@ -149,7 +150,7 @@ class Silo:
 
   @property
   def ledger(self) -> tfdp.Ledger:
-    """The `tfdp.Ledger` of all rounds so far."""
+    """Returns the `tfdp.Ledger` of all rounds so far."""
     saved = self._load()
     if saved is None or not saved.ledger:
       return tfdp.Ledger().begin(self._plan)
@@ -169,7 +170,7 @@ class Silo:
       more.update(weights=saved.weights)
     return self.ledger.card(facts=_TEXT, **more)
 
-  def _optimizer(self, model: Any) -> Any:
+  def _optimizer(self, model: tfdp.DPModel) -> tfdp.DPOptimizer:
     """Returns the optimizer of a private model, after checking that it has the silo's plan."""
     optimizer = getattr(model, 'optimizer', None)
     if not isinstance(model, tfdp.DPModel) or optimizer is None or not model.built:
@@ -219,7 +220,7 @@ class Silo:
       runfolder.replace(self._folder / _RECORDS, records.encode())
     return saved
 
-  def _restore(self, model: Any, optimizer: Any, saved: _Saved) -> None:
+  def _restore(self, model: tfdp.DPModel, optimizer: tfdp.DPOptimizer, saved: _Saved) -> None:
     """Puts the saved state into a new optimizer. Refuses one that took steps elsewhere."""
     runs = lambda ledger: {(entry.run, entry.steps) for entry in ledger.entries}
     taken = optimizer.steps_done
@@ -241,7 +242,7 @@ class Silo:
       if before is not None:  # The rate of this round, which the server may have sent.
         optimizer.learning_rate = before
 
-  def _save(self, saved: _Saved, model: Any, answer: Sequence[np.ndarray]) -> None:
+  def _save(self, saved: _Saved, model: tfdp.DPModel, answer: Sequence[np.ndarray]) -> None:
     state: Dict[str, Any] = {}
     model.optimizer.save_own_variables(state)
     ledger = ledger_lib.distinct([
@@ -257,7 +258,7 @@ class Silo:
     self._files.save(record.pop('arrays'), record)
 
 
-def _assign(model: Any, weights: Sequence[Any]) -> None:
+def _assign(model: tfdp.DPModel, weights: Sequence[np.ndarray]) -> None:
   """Assigns arrays to the weights of a model."""
   arrays, shapes = [np.asarray(array) for array in weights], [v.shape for v in model.weights]
   if [a.shape for a in arrays] != [tuple(shape) for shape in shapes]:

@@ -94,7 +94,7 @@ def simulate(
   """Trains on cohorts drawn as `process.plan` says.
 
   The state of a round is on disk before anything of it is released, so a run
-  that was killed, at whatever point, goes on where it was when it is called
+  that was killed at any point goes on where it was when it is called
   again with the same `out`. It goes on with fresh keys: no noise is used twice. The
   clients must be the same in the same order, and so must plan, rule, client optimizer
   and form of the data: cohorts go by a client's position.
@@ -103,7 +103,7 @@ def simulate(
     process: A `PrivateFedAvg`.
     train_data: `Users`, or a `tff.simulation.datasets.ClientData`: whatever has
       `client_ids`, each once, and `create_tf_dataset_for_client`.
-    plan: The process's plan, if it is to be said again.
+    plan: The process's plan, to be compared with it.
     rounds: The total number of the plan's rounds to run; all by default.
     evaluate: `weights -> {metric: value}`, see `evaluator`.
     rounds_per_evaluation: Rounds between evaluations; the last round is one.
@@ -178,7 +178,7 @@ def simulate(
       outcome = rounds_lib.run(process, engine, run.state, cohort,
                                check_all_failed=not run.ever_succeeded)
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
-      if cohort and len(cohort) == len(outcome.failed):  # No error: ending would tell of them.
+      if cohort and len(cohort) == len(outcome.failed):  # An error would disclose it.
         warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
                       'This warning is not private.', errors.Caution, stacklevel=2)
       state, released = step(run.state, outcome.answers)

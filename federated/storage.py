@@ -95,8 +95,7 @@ class RunFolder:
 def with_fresh_keys(tree: trees.Tree) -> trees.Tree:
   """Returns the state with new keys for all noise to come; what past noise it needs stays.
 
-  Whatever became of the rounds after this state, noise used for them is not used
-  again.
+  Noise that was used for rounds after this state is not used again.
   """
   if isinstance(tree, noise.State):
     return tree._replace(key=keys.from_system())

@@ -48,7 +48,7 @@ def stackoverflow(
     path: sources.Path, vocabulary: Words, build_model: Optional[Callable[[int], Any]] = None, *,
     batch_size: int = 16, max_examples: int = 128, epochs: int = 1, length: int = 20,
     held_out: str = 'heldout', held_out_users: int = 100) -> Task:
-  """Next words of StackOverflow, from TFF's SQLite file, read user by user without TFF.
+  """Returns next words of StackOverflow, from TFF's SQLite file, read user by user without TFF.
 
   Word ids are those of `tff.simulation.baselines.stackoverflow`: 0 pads, the vocabulary follows,
   then a word that is not in it, the beginning and the end of a sentence.
@@ -109,7 +109,7 @@ def stackoverflow_words(path: sources.Path, split: str = 'train') -> sources.Sou
 
 
 def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
-  """A `Task` of one of TFF's own, such as those in `tff.simulation.baselines.stackoverflow`.
+  """Returns a `Task` of one of TFF's, such as those in `tff.simulation.baselines.stackoverflow`.
 
   Its vocabulary is made of counts over the training users: taken to be public.
 
@@ -146,7 +146,7 @@ def sequences(
 
 
 def usual_lstm(num_ids: int) -> Any:
-  """The model that is usual for StackOverflow: one LSTM of 670 units between two of 96."""
+  """Returns the usual model for StackOverflow: one LSTM of 670 units between two of 96."""
   layers = tf.keras.layers
   return tf.keras.Sequential([
       layers.Input([None], dtype=tf.int32), layers.Embedding(num_ids, 96),
@@ -154,7 +154,7 @@ def usual_lstm(num_ids: int) -> Any:
 
 
 def listed(vocabulary: Words) -> Sequence[str]:
-  """The words of a vocabulary, however it was chosen."""
+  """Returns the words of a vocabulary, public or private."""
   if isinstance(vocabulary, vocabulary_lib.PrivateVocabulary):
     return vocabulary.words
   return vocabulary

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients trained by TensorFlow Federated: `PrivateFedAvg` as a `tff.learning` process."""
+"""Models of TensorFlow Federated: `PrivateFedAvg` as a `tff.learning` process.
+
+This file has every name of TFF that the library uses, for release 0.87. Later releases have the
+language of computations in a package of its own, `federated_language`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,13 @@ import collections
 import contextlib
 import functools
 import gc
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
 import grpc
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from tfdp_adaptive import trees
 
 from . import engines
 from . import groups
@@ -21,7 +27,8 @@ from . import local_training
 from . import server as server_lib
 
 ModelFn = Callable[[], tff.learning.models.VariableModel]
-Computation = Callable[..., Any]  # A computation of TFF.
+Computation = Any  # A computation of TFF.
+Value = Any  # A value inside a computation of TFF.
 CLIENTS = 8  # The clients of a call: few, since a new number of them compiles everything again.
 
 
@@ -38,7 +45,7 @@ class FedAvg(in_process.InProcess, tff.learning.templates.LearningProcess):
   """
 
   def __init__(
-      self, computations: Sequence[Computation], client_sums: Computation, input_spec: Any,
+      self, computations: Sequence[Computation], client_sums: Computation, input_spec: trees.Tree,
       **kwargs: Any) -> None:
     tff.learning.templates.LearningProcess.__init__(self, *computations)
     in_process.InProcess.__init__(self, **kwargs)
@@ -49,11 +56,12 @@ class FedAvg(in_process.InProcess, tff.learning.templates.LearningProcess):
   get_model_weights = tff.learning.templates.LearningProcess.get_model_weights
   history = engines.PrivateFedAvg.history
 
-  def batch_spec(self, users: Any) -> Any:
+  def batch_spec(self, users: engines.ClientData) -> trees.Tree:
     return self._input_spec
 
   @contextlib.contextmanager
-  def reach(self, workers: Any, users: Any) -> Iterator[engines.Engine]:
+  def reach(self, workers: engines.Workers, users: engines.ClientData
+            ) -> Iterator[engines.Engine]:
     if isinstance(workers, engines.Remote):
       raise ValueError("`workers='ray'` is for Keras models. Received: a model of TFF. Give a "
                        'number of clients to train side by side.')
@@ -103,8 +111,9 @@ def _keras_classes_kept() -> Iterator[None]:
 
 @_keras_classes_kept()
 def build(
-    model_fn: Any, client_optimizer: Any, make_server: Callable[..., server_lib.Server], *,
-    as_one: bool, full_weight: Optional[int], exact_metrics: bool, **settings: Any) -> FedAvg:
+    model_fn: ModelFn, client_optimizer: tff.learning.optimizers.Optimizer,
+    make_server: Callable[[trees.Tree], server_lib.Server], *, as_one: bool,
+    full_weight: Optional[int], exact_metrics: bool, **settings: Any) -> FedAvg:
   """Returns the process of a TFF model, with the arguments that `processes` makes."""
   if as_one:
     client_optimizer = tff.learning.optimizers.build_sgdm(1.0)
@@ -134,11 +143,11 @@ def build(
       server.step, state_type, client_sums.type_signature.result.member.answers)
 
   @tff.federated_computation
-  def initialize() -> Any:
+  def initialize() -> Value:
     return tff.federated_eval(init, tff.SERVER)
 
   @tff.federated_computation(tff.FederatedType(state_type, tff.SERVER), data_type)
-  def next_round(state: Any, data: Any) -> Any:
+  def next_round(state: Value, data: Value) -> Value:
     sums = client_sums(
         state.global_model_weights, tff.federated_map(broadcast, state), data)
     state, released = tff.federated_map(step, (state, sums.answers))
@@ -160,9 +169,10 @@ def build(
 
 
 def _client_sums(
-    model_fn: Any, client_optimizer: Any, one_batch: Any, *, server: server_lib.Server,
-    broadcast_type: Any, full_weight: Optional[int], exact_metrics: bool) -> Any:
-  """`(weights, broadcast, datasets) -> Sums`, a TFF computation."""
+    model_fn: ModelFn, client_optimizer: tff.learning.optimizers.Optimizer,
+    one_batch: Optional[Computation], *, server: server_lib.Server, broadcast_type: tff.Type,
+    full_weight: Optional[int], exact_metrics: bool) -> Computation:
+  """Returns `(weights, broadcast, datasets) -> Sums`, a TFF computation."""
   # `Dataset.reduce`, TFF's default, builds the graph of the training step again for
   # every client, which costs ten times what a small model's training does.
   work = tff.learning.templates.build_model_delta_client_work(
@@ -174,14 +184,14 @@ def _client_sums(
   result_type = work.next.type_signature.result.result.member
 
   @tff.tensorflow.computation(broadcast_type, result_type)
-  def record(broadcast: Any, result: Any) -> Any:
+  def record(broadcast: Value, result: Value) -> Value:
     return server.record(broadcast, local_training.weighted(
         result.update, result.update_weight, full_weight))
 
   @tff.federated_computation(
       tff.FederatedType(weights_type.member, tff.SERVER),
       tff.FederatedType(broadcast_type, tff.SERVER), data_type)
-  def client_sums(weights: Any, broadcast: Any, data: Any) -> Any:
+  def client_sums(weights: Value, broadcast: Value, data: Value) -> Value:
     if one_batch is not None:
       data = tff.federated_map(one_batch, data)
     output = work.next(work.initialize(), tff.federated_broadcast(weights), data)
@@ -194,14 +204,16 @@ def _client_sums(
   return client_sums
 
 
-def _metrics_aggregator(server: server_lib.Server, exact_metrics: bool) -> Callable[..., Any]:
-  """A TFF metrics aggregator: the sum of bounded vectors, and exact values if asked for."""
+def _metrics_aggregator(
+    server: server_lib.Server, exact_metrics: bool) -> Callable[..., Computation]:
+  """Returns a TFF metrics aggregator: the sum of bounded vectors, and exact values if wanted."""
 
-  def aggregator(finalizers: Any, local_unfinalized_metrics_type: Any = None) -> Any:
+  def aggregator(finalizers: Mapping[str, local_training.Finalizer],
+                 local_unfinalized_metrics_type: Optional[tff.Type] = None) -> Computation:
     del local_unfinalized_metrics_type
 
     @tff.federated_computation
-    def aggregate(metrics: Any) -> Any:
+    def aggregate(metrics: Value) -> Value:
       private = tff.federated_value((), tff.SERVER)
       exact = tff.federated_value(collections.OrderedDict(), tff.SERVER)
       if server.private_metrics is not None:
@@ -232,7 +244,7 @@ def _refuse_groups() -> tff.learning.models.VariableModel:
   raise groups.NotInGroupsError('A functional model runs in a computation of TFF alone.')
 
 
-def trainable_specs(model: tff.learning.models.VariableModel) -> Any:
+def trainable_specs(model: tff.learning.models.VariableModel) -> trees.Tree:
   """Returns the nest of `tf.TensorSpec`s of the trainable weights, as TFF passes them."""
   return tff.types.type_to_tf_tensor_specs(
       tff.learning.models.weights_type_from_model(model).trainable)

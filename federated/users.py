@@ -19,6 +19,7 @@ from tfdp_adaptive.batches import passes
 from tfdp_adaptive.batches import sources as fingerprints
 
 from . import engines
+from . import json_lines
 from . import sources
 
 _SAMPLED = 32  # Users whose data a saved run knows again.
@@ -86,8 +87,8 @@ class Users:
     Raises:
       ValueError: If a line is not an object, or has no user.
     """
-    made = sources.json_database(path, user, database)
-    return cls(sources.Database(made, 'train', sources.parse_json,
+    made = json_lines.database_of(path, user, database)
+    return cls(sources.Database(made, json_lines.SPLIT, json_lines.parse,
                                 preprocess or sources.without(user)), **sizes)
 
   @classmethod

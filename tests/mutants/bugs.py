@@ -787,7 +787,7 @@ _BY_FILE = {
          'noise_multiplier=plan.noise_multiplier', 'Metrics would cost privacy on top.',
          _SERVER),
         ('the whole budget for the weights',
-         '1 - _check_sides(plan, quantile_clip, private_metrics)', '1.0',
+         '1 - _check_shares(plan, quantile_clip, private_metrics)', '1.0',
          'More than the plan allows.', _SERVER),
         ('metrics of any length', 'return tf.stack(parts) / math.sqrt(len(parts))',
          'return tf.stack(parts)', 'Twice the sensitivity with three metrics.', _SERVER),
