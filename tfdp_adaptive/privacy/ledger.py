@@ -208,20 +208,26 @@ class Ledger:
       weights: Digests of the weights, see `weight_digests`.
       looks: The evaluations fixed before the last run, if released results decided when it
         stopped.
+
+    Examples:
+      >>> plan = PrivacyPlan(batch_size=100, steps=500, l2_norm_clip=1.0, noise_multiplier=1.0,
+      ...                    target_delta=1e-6, population_size=10_000)
+      >>> card = Ledger().begin(plan).done(500).card(plots=False)
+      >>> card.epsilon == plan.epsilon()
+      True
     """
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
+    ledger = self
     if looks is not None and self.entries and self.entries[-1].plan is not None:
       last = dataclasses.replace(self.entries[-1], looks=looks)
-      return Ledger((*self.entries[:-1], last)).card(
-          delta=delta, accountant=accountant, plots=plots, trust=trust, words=words, facts=facts,
-          audits=audits, weights=weights)
+      ledger = Ledger((*self.entries[:-1], last))
     card = card_lib.Card(
-        runs=tuple(map(card_lib.public, self.entries)), accountant=accountant, trust=trust,
+        runs=tuple(map(card_lib.public, ledger.entries)), accountant=accountant, trust=trust,
         facts=tuple(map(card_lib.clean, facts)), audits=tuple(map(card_lib.audited, audits)),
         versions=card_lib.versions(), weights=tuple(sorted(weights)),
         delta=(self.target_delta or 0.0) if delta is None else delta).with_words(words)
     try:
-      return self._claimed(card, plots)
+      return ledger._claimed(card, plots)
     except ValueError as error:  # Guarantees about different neighbors do not add up.
       return dataclasses.replace(card, reason=card_lib.clean(str(error)))
 
