@@ -2,11 +2,8 @@
 """Audits: lower bounds on the privacy loss, by attacks or by inspecting every release."""
 
 from tfdp_adaptive.audit.bounds import canaries_to_refute as canaries_to_refute
-from tfdp_adaptive.audit.bounds import clopper_pearson as clopper_pearson
-from tfdp_adaptive.audit.bounds import epsilon_from_rates as epsilon_from_rates
 from tfdp_adaptive.audit.bounds import gaussian_estimate as gaussian_estimate
 from tfdp_adaptive.audit.bounds import LARGEST_CONFIDENCE as LARGEST_CONFIDENCE
-from tfdp_adaptive.audit.bounds import mu_from_rates as mu_from_rates
 from tfdp_adaptive.audit.bounds import one_run_epsilon as one_run_epsilon
 from tfdp_adaptive.audit.bounds import one_run_gaussian_epsilon as one_run_gaussian_epsilon
 from tfdp_adaptive.audit.bounds import provable_epsilon as provable_epsilon
@@ -16,6 +13,9 @@ from tfdp_adaptive.audit.canaries import loss_scores as loss_scores
 from tfdp_adaptive.audit.canaries import Report as Report
 from tfdp_adaptive.audit.canaries import report as report
 from tfdp_adaptive.audit.canaries import run as run
+from tfdp_adaptive.audit.rates import clopper_pearson as clopper_pearson
+from tfdp_adaptive.audit.rates import epsilon_from_rates as epsilon_from_rates
+from tfdp_adaptive.audit.rates import mu_from_rates as mu_from_rates
 from tfdp_adaptive.audit.shadow_models import logit_scores as logit_scores
 from tfdp_adaptive.audit.shadow_models import shadow_models as shadow_models
 from tfdp_adaptive.audit.shadow_models import ShadowReport as ShadowReport
