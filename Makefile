@@ -105,7 +105,7 @@ test-newer:
 	  else echo "Skipped: no Python $$version with venv and ensurepip is installed here."; fi; \
 	done; exit $$status
 
-ci: lint docs test test-newer test-some-of-rest
+ci: lint docs test test-newer test-flower test-ray test-some-of-rest
 
 # On a fast machine, all of it.
 test-some-of-rest:
