@@ -51,7 +51,7 @@ def report(name, weights, x, y):
 
 
 def main(quick=False):
-  count, rounds, steps = (400, 2, 2) if quick else (6_000, 5, 30)
+  count, rounds, steps = (400, 2, 2) if quick else (6_000, 10, 15)
   records = {name: make_patients(count, seed, shift=(seed - 1) / 2)
              for seed, name in enumerate(HOSPITALS)}
   test = [np.concatenate(parts) for parts in zip(*(
