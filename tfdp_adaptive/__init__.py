@@ -67,7 +67,13 @@ def __dir__() -> List[str]:
 
 
 class _Finder:
-  """Has Keras' loaders know the models and the ledger from the end of Keras' import on."""
+  """Registers the models, optimizers and the ledger with Keras, as soon as Keras is imported.
+
+  Keras loads classes that are registered, and files of plain models keep their ledger once
+  `keras.weight_ledger` is imported. Keras has no event at the end of its import, and importing it
+  here would take seconds that the NumPy parts do not need. So this finder waits for it, and leaves
+  `sys.meta_path` when it is done.
+  """
 
   def __init__(self) -> None:
     self._inside = threading.local()  # Imports that wait for others, of this thread.
@@ -93,7 +99,7 @@ class _Finder:
   def register(self) -> None:
     if 'keras' in sys.modules and self in sys.meta_path:
       sys.meta_path.remove(self)
-      with contextlib.suppress(ImportError):  # Whoever uses these names is told.
+      with contextlib.suppress(ImportError):  # Raised again when one of these names is used.
         importlib.import_module(f'{__name__}.keras.private')
         importlib.import_module(f'{__name__}.keras.named_optimizers')
 

@@ -70,8 +70,8 @@ class Cache(sources.Source):
     n = min(_COMPARED, len(self))
     first, again = ([sources.fingerprint(one) for one in data.take(n).as_numpy_iterator()]
                     for _ in range(2))
-    kept = self.take(np.arange(n))
-    of_file = [sources.fingerprint(sources.map_structure(lambda t, i=i: t[i], kept))
+    cached = self.take(np.arange(n))
+    of_file = [sources.fingerprint(sources.map_structure(lambda t, i=i: t[i], cached))
                for i in range(n)]
     if first == again != of_file:
       raise ValueError(

@@ -15,7 +15,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.batches import sources
 
 _SHARE, _FEW = 0.05, 32  # More copies than that share, and than a few, are warned of.
-_SAMPLED = 64  # Records that are looked at first: so many neighbours, and so many apart.
+_SAMPLED = 64  # Records that are read first: so many neighbors, and so many apart.
 _BYTES = 1 << 16  # Larger arrays of a record are sampled.
 _MOST = 1 << 20  # Records that are remembered.
 _LONGEST_MOVE = 16  # Steps by which neighboring windows are moved.

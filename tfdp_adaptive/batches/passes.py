@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sources
 
-# Nothing tells when a pass is given up, so as many are kept, those that were used last.
+# Number of open passes. Nothing tells when a pass is given up: the last used stay open.
 OPEN = 8
 _QUIET = 0.05  # Seconds without a call: TensorFlow asks for the next element within much less.
 

@@ -10,7 +10,7 @@ the weights are what they seem.
 The tags are public: they guard against honest mistakes (a batch used twice, out of order, of
 another plan, of one's own; rows repeated or moved), not against forgery by the curator, who is
 trusted. They cannot tell what is in a row: a record may be changed by itself (augmented), and
-whoever mixes records breaks the guarantee unseen.
+code that mixes records breaks the guarantee unseen.
 """
 
 from __future__ import annotations  # The command line loads no TensorFlow for `tf.Tensor`.

@@ -89,12 +89,12 @@ class Views:
     except (TypeError, ValueError):
       fits = False
     if not fits:
-      told = [tf.nest.map_structure(lambda a: (np.shape(a), np.asarray(a).dtype.name), nest)
+      received = [tf.nest.map_structure(lambda a: (np.shape(a), np.asarray(a).dtype.name), nest)
               for nest in (view, one)]
       raise ValueError(
           '`augment` must return one view of the example that it is given, of the same structure, '
-          f'shapes and types. Received: {told[0]} for {told[1]}. Change sizes and types of all '
-          'examples before `plan.batches`.')
+          f'shapes and types. Received: {received[0]} for {received[1]}. Change sizes and types of '
+          'all examples before `plan.batches`.')
     for value, place in zip(values, tf.nest.flatten(there)):
       place[0] = value if value.shape or place.dtype != object else value.item()
 

@@ -162,9 +162,9 @@ def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[n
       yield leaves, c
     for i, leaf in enumerate(leaves):
       if _holds(leaf, c):
-        marked = np.copy(leaf)
-        marked[np.indices(leaf.shape).sum(0) % 2 == 0] = c
-        yield leaves[:i] + [marked] + leaves[i + 1:], c
+        mixed = np.copy(leaf)
+        mixed[np.indices(leaf.shape).sum(0) % 2 == 0] = c
+        yield leaves[:i] + [mixed] + leaves[i + 1:], c
     if not isinstance(c, bytes) and np.isfinite(c) and c and any(map(_real, leaves)):
       yield [t * np.asarray(0.5 * abs(c) / (np.max(np.abs(t)) or 1), t.dtype) if _real(t) else t
              for t in leaves], c

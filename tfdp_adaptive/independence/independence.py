@@ -41,8 +41,8 @@ _ROUNDING_OF_SIZES = 1e-2
 
 
 _SETTING = threading.RLock()
-Change = Callable[..., np.ndarray]  # `(rows, all rows, kept ones) -> rows`.
-Case = Tuple[str, Change, Sequence[int]]  # `(words, change, kept ones)`.
+Change = Callable[..., np.ndarray]  # `(rows, all rows, unchanged ones) -> rows`.
+Case = Tuple[str, Change, Sequence[int]]  # `(words, change, unchanged ones)`.
 
 
 @contextlib.contextmanager
@@ -192,7 +192,7 @@ def _check_contents(
   run = traces.runner(n)
   run.salt, run.count, run.rate = salt, count, rate
   two, last, all_but_one = [0, n // 2], [n - 1], [i for i in range(n) if i != n // 3]
-  cases = [(kind, kept) for kind in CHANGES for kept in (two, last)]
+  cases = [(kind, unchanged) for kind in CHANGES for unchanged in (two, last)]
   cases += [(kind, all_but_one) for kind in ('zeroed', 'scaled', 'shortened')]
   bases = [leaves] + [ragged(leaves, slice(None, None, step)) for step in (1, -1)]
   heavy = _is_heavy(run, run(leaves + [_errors(n)]))
@@ -204,21 +204,21 @@ def _check_contents(
              ('shortened', two)]
     bases = bases[:2]
   for base in bases:
-    _compare(run, base, [(kind, CHANGES[kind], kept) for kind, kept in cases])
+    _compare(run, base, [(kind, CHANGES[kind], unchanged) for kind, unchanged in cases])
   run.salt, run.count, run.rate = 0.0, None, None
 
 
 def _compare(run: probes.Runner, base: List[np.ndarray], cases: Sequence[Case]) -> None:
-  """Raises where examples kept notice `cases`, `(words, change, kept)`, of the others."""
+  """Raises where unchanged examples notice `cases` of the others."""
   batch = base + [_errors(len(base[0]))]
   before = _accepted(run, batch)
-  for words, change, kept in cases if before is not None else ():
-    after = _run_changed(run, batch, change, kept)
+  for words, change, unchanged in cases if before is not None else ():
+    after = _run_changed(run, batch, change, unchanged)
     if after is not None:
-      how = difference(run, before, after, kept, kept, _ROUNDING)
+      how = difference(run, before, after, unchanged, unchanged, _ROUNDING)
       if how:
         raise mixes(f'{how} when others are {words}', max(
-            moved(run, before, after, kept, kept), _influence(run, batch, before)))
+            moved(run, before, after, unchanged, unchanged), _influence(run, batch, before)))
 
 
 def _check_constants(traces: _Traces, leaves: List[np.ndarray],
@@ -228,12 +228,12 @@ def _check_constants(traces: _Traces, leaves: List[np.ndarray],
   if not _is_heavy(traces.runner(n), traces.runner(n)(leaves + [_errors(n)])):
     leaves = [t[np.arange(_MORE * n) % n] for t in leaves]
     n *= _MORE
-  run, kept = traces.runner(n), [0, n // 2]
+  run, unchanged = traces.runner(n), [0, n // 2]
   for base, c in constants_lib.batches(leaves, found):
     filled = lambda rows, _, __, c=c: constants_lib.filled(rows, c)
     words = f'filled with {c:g}' if isinstance(c, float) else f'filled with {c}'
-    _compare(run, base, [(words, filled, kept)] + [
-        (kind, CHANGES[kind], kept) for kind in ('permuted', 'scaled', 'negated')])
+    _compare(run, base, [(words, filled, unchanged)] + [
+        (kind, CHANGES[kind], unchanged) for kind in ('permuted', 'scaled', 'negated')])
 
 
 def _check_sizes(
@@ -296,12 +296,12 @@ def _errors(n: int) -> np.ndarray:
 
 
 def _run_changed(run: probes.Runner, batch: List[np.ndarray], change: Change,
-                 kept: Sequence[int]) -> Any:
-  """Returns a run on the batch with all examples changed but those kept; None if not accepted."""
-  others = [i for i in range(len(batch[0])) if i not in kept]
+                 unchanged: Sequence[int]) -> Any:
+  """Returns a run on the batch with all other examples changed; None if not accepted."""
+  others = [i for i in range(len(batch[0])) if i not in unchanged]
   changed = [np.copy(t) for t in batch]
   for t in changed:
-    t[others] = change(t[others], t, kept)
+    t[others] = change(t[others], t, unchanged)
   return _accepted(run, changed)
 
 
@@ -309,11 +309,11 @@ def _influence(run: probes.Runner, batch: List[np.ndarray], before: probes.Seen)
   """Returns the largest change of the others' clipped sum when one example changes."""
   n, worst = len(batch[0]), 0.0
   for row in {0, n // 2, n - 1}:
-    kept = [i for i in range(n) if i != row][:SIZE]
+    unchanged = [i for i in range(n) if i != row][:SIZE]
     for kind in ('zeroed', 'negated', 'copies'):
-      after = _run_changed(run, batch, CHANGES[kind], kept)
+      after = _run_changed(run, batch, CHANGES[kind], unchanged)
       if after is not None:
-        worst = max(worst, moved(run, before, after, kept, kept))
+        worst = max(worst, moved(run, before, after, unchanged, unchanged))
   return worst
 
 
@@ -352,7 +352,7 @@ def _shortened(rows: np.ndarray, order: slice = slice(None)) -> Any:
   return rows
 
 
-# Changes of the other rows of an array: `(rows, all rows, kept ones) -> rows`.
+# Changes of the other rows of an array: `(rows, all rows, unchanged ones) -> rows`.
 CHANGES = {
     'permuted': lambda rows, _, __: np.roll(rows, 1, 0),
     'zeroed': lambda rows, _, __: np.zeros_like(rows),
@@ -360,7 +360,7 @@ CHANGES = {
         30 * rows if _real(rows) else np.repeat(np.sort(all_rows, 0)[-1:], len(rows), 0)),
     'negated': lambda rows, _, __: -1000 * rows if _real(rows) else np.flip(rows, -1),
     'not finite': lambda rows, _, __: np.full_like(rows, np.nan) if _real(rows) else rows,
-    'copies': lambda rows, all_rows, kept: np.repeat(all_rows[kept[:1]], len(rows), 0),
+    'copies': lambda rows, all_rows, unchanged: np.repeat(all_rows[unchanged[:1]], len(rows), 0),
     'shortened': lambda rows, _, __: _shortened(rows),
     'shortened from the start': lambda rows, _, __: _shortened(rows, slice(None, None, -1)),
 }

@@ -123,7 +123,7 @@ def on_a_thread(function: Callable[..., Any], *args: object) -> Any:
 
 
 def seen(model: compat.Model) -> constants.Held:
-  """Returns what a model was seen to hold; nothing for one that nobody looks at."""
+  """Returns what a model holds, as seen in a trace; nothing for a model that was not remembered."""
   if model in _UNSEEN and model not in _SEEN:
     traced = tf.function(lambda x: model(x, training=True), autograph=False)
     with tf.init_scope():
@@ -131,8 +131,8 @@ def seen(model: compat.Model) -> constants.Held:
   return _SEEN.get(model, constants.Held([], ()))
 
 
-def look(*models: compat.Model) -> None:
-  """Remembers models at which `seen` looks, unless they are validated before somebody asks."""
+def remember(*models: compat.Model) -> None:
+  """Remembers models that `seen` traces if they are not validated before it is called."""
   for model in models:
     specs = compat.input_specs(model)
     if specs is not None:

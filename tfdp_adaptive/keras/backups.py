@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keras' backups of a `fit`, kept so that no moment exists at which a kill loses them.
+"""Keras' backups of a `fit`, saved so that no moment exists at which a kill loses them.
 
 Keras 3 writes over the only backup it has, and what it was writing when it was killed can
 not be read: the run has to begin again, and its steps are paid for twice.
@@ -205,13 +205,13 @@ def _digests(folder: pathlib.Path) -> Dict[str, str]:
 def _check(whole: pathlib.Path) -> None:
   """Raises an error if a backup is damaged. Keras would read most damaged files."""
   try:
-    kept = json.loads((whole / _DIGESTS).read_text(encoding='utf-8'))
+    saved = json.loads((whole / _DIGESTS).read_text(encoding='utf-8'))
   except (OSError, ValueError, RecursionError) as error:
-    kept = error
+    saved = error
   found = _digests(whole)
-  if kept != found:
-    changed = sorted(name for name in found if not isinstance(kept, dict)
-                     or kept.get(name) != found[name])
+  if saved != found:
+    changed = sorted(name for name in found if not isinstance(saved, dict)
+                     or saved.get(name) != found[name])
     raise ValueError(
         f'The backup in {whole} must be what was written there. Received: other files than its '
         f'{_DIGESTS} says{f": {changed}" if changed else ""}. Begin anew in another folder: what '

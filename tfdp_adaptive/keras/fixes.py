@@ -20,7 +20,7 @@ def fix_model(model: compat.Model, groups: int = GROUPS, verbose: bool = True) -
   """Returns a copy whose BatchNormalization is replaced by a normalization of each example.
 
   Images and sequences get a GroupNormalization, vectors a LayerNormalization. The new layer is
-  named after the old one: `bn` becomes `bn_group_normalization`. All weights are kept, gamma
+  named after the old one: `bn` becomes `bn_group_normalization`. All weights are copied, gamma
   and beta of the normalizations among them. Moving averages are dropped, so the copy computes
   another function than the model: train it before you use it. Frozen BatchNormalization stays,
   since it does not look at the batch.
@@ -95,7 +95,7 @@ def _cloned(model: compat.Model, groups: int, changes: List[str],
     return new
 
   def call(layer: compat.Layer, *args: object, **kwargs: object) -> Any:
-    if id(layer) in replaced:  # Keras 3 hands over masks by name to whoever took them.
+    if id(layer) in replaced:  # Keras 3 passes masks by name to layers that took them.
       kwargs = {key: value for key, value in kwargs.items() if key not in ('mask', 'training')}
     return layer(*args, **kwargs)
 

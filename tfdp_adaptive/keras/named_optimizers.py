@@ -68,7 +68,7 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   def from_config(
       cls, config: Dict[str, Any],
       custom_objects: Optional[Dict[str, Any]] = None) -> NamedOptimizer:
-    # Keras reads what it wrote of arrays; it has no words for what it cannot read.
+    # Keras deserializes the arrays that it wrote; its errors do not say what it cannot read.
     config = {key: saving.deserialize_keras_object(value) if isinstance(value, (dict, list))
               else value for key, value in config.items()}
     if config.get('plan') is not None:

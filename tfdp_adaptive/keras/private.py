@@ -220,7 +220,7 @@ def make_private(model: compat.Model) -> compat.Model:
   if model.built:
     validation.validate_structure(model)
   private = _around(model)
-  validation.look(private, model)
+  validation.remember(private, model)
   return private
 
 

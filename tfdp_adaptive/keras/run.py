@@ -242,7 +242,7 @@ class Run(weight_ledger.State):
             place.get(id(compat.raw_variable(v)), -1) for v in self.moved] if place else []}
 
   def to_bytes(self) -> bytes:
-    """Returns the run as files hold it that resume."""
+    """Returns the run for files that resume training."""
     ledger = json.loads(ledger_lib.Ledger((self.entries()[-1],)).to_json())
     return json.dumps({**ledger, _FINGERPRINT: self.fingerprint()}).encode()
 
