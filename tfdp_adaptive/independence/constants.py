@@ -20,20 +20,7 @@ and `tf.print` is left to the caller.
 
 import collections
 import re
-from typing import (
-  Any,
-  Callable,
-  Container,
-  Dict,
-  Iterable,
-  Iterator,
-  List,
-  NamedTuple,
-  Sequence,
-  Set,
-  Tuple,
-  Union,
-)
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,7 +28,7 @@ import tensorflow as tf
 Concrete = Any  # A concrete function of TensorFlow.
 Graph = Any  # A `GraphDef`.
 Node = Any  # A `NodeDef` or `FunctionDef`.
-Constant = Union[int, float, bytes]
+Constant = Any  # A number or text that a graph compares with.
 _COMPARE = frozenset((
     'Less', 'LessEqual', 'Greater', 'GreaterEqual', 'Equal', 'NotEqual', 'ApproximateEqual',
     'FloorMod', 'Mod', 'TruncateMod', 'FloorDiv', 'TruncateDiv', 'Minimum', 'Maximum'))
@@ -278,12 +265,12 @@ def _name(concrete: Concrete, handle: tf.Tensor) -> str:
 class _Search:
   """Follows data through graphs; `found` grows."""
 
-  def __init__(self, library: Sequence[Node]) -> None:
+  def __init__(self, library: Iterable[Node]) -> None:
     self.found: Set[str] = set()
     self._library = {f.signature.name: f for f in library}
     self._results: Dict[Any, Any] = {}
 
-  def scan(self, nodes: Sequence[Node], known: Known, control: bool) -> Any:
+  def scan(self, nodes: Iterable[Node], known: Known, control: bool) -> Any:
     """Returns the known properties of every node's outputs.
 
     Args:
@@ -304,7 +291,7 @@ class _Search:
           known[node.name], changed = values, True
     return known
 
-  def _outputs(self, node: Node, inputs: Sequence[Value], control: bool) -> Tuple[Value, ...]:
+  def _outputs(self, node: Node, inputs: List[Value], control: bool) -> Tuple[Value, ...]:
     functions = _functions(node)
     if node.op in _BRANCHES and functions:
       choice, *arguments = inputs
@@ -323,7 +310,7 @@ class _Search:
       self.found.add(f'{node.op} into {handles[0] if handles else "a file"}')
     return (Value(data, f'a resource ({node.op})' if _MAKES.match(node.op) else None),)
 
-  def _loop(self, node: Node, inputs: Sequence[Value], control: bool) -> Any:
+  def _loop(self, node: Node, inputs: List[Value], control: bool) -> Any:
     condition, body = (node.attr[name].func.name for name in ('cond', 'body'))
     state = tuple(inputs)
     while True:
@@ -335,7 +322,7 @@ class _Search:
         return state
       state = merged
 
-  def _call(self, name: str, arguments: Sequence[Value], control: bool) -> Any:
+  def _call(self, name: str, arguments: Iterable[Value], control: bool) -> Any:
     key = name, tuple(arguments), control
     if key not in self._results:
       function = self._library[name]

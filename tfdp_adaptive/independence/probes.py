@@ -205,7 +205,7 @@ class Held:
     else:  # Nothing is drawn, so that no graph is to be made anew.
       self._run = compat.with_captures(concrete)
 
-  def __call__(self, values: Sequence[Any], salt: trees.Scalar) -> Any:
+  def __call__(self, values: Sequence[Any], salt: float) -> Any:
     """Returns the outputs. The salt fixes the draws; `LEAST` and `MOST` give extreme ones."""
     tf.raw_ops.AssignVariableOp(resource=self._salt, value=tf.constant(salt, tf.float64))
     return self._run(*values)
@@ -285,7 +285,7 @@ def _include(definition: constants.Graph, function: constants.Concrete) -> None:
       definition.library.function.append(one)
 
 
-def _uniform(shape: tf.Tensor, salt: trees.Scalar, *key: tf.Tensor) -> tf.Tensor:
+def _uniform(shape: tf.Tensor, salt: tf.Tensor, *key: tf.Tensor) -> tf.Tensor:
   """Returns float64 in (0, 1) that depend on key and position, not on the length of any axis."""
   tag = _tag(key[0]) if key else 0.0
   shape = tf.cast(tf.reshape(shape, [-1]), tf.int32)
@@ -311,17 +311,17 @@ def _tag(key: tf.Tensor) -> tf.Tensor:
   return tf.reduce_sum(tf.cast(low, tf.float64)) * 0.618
 
 
-def _uniforms(shape: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
+def _uniforms(shape: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: tf.Tensor) -> tf.Tensor:
   uniform = _uniform(shape, salt, *key)
   return tf.cast(uniform if dtype.size > 2 else tf.minimum(uniform, 0.99), dtype)  # Below 1.
 
 
-def _normals(shape: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
+def _normals(shape: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: tf.Tensor) -> tf.Tensor:
   uniform = _uniform(shape, salt, *key)
   return tf.cast(tf.math.ndtri(0.04 + 0.92 * uniform), dtype)  # Truncated ones, too.
 
 
-def _integers(shape: tf.Tensor, *rest: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
+def _integers(shape: tf.Tensor, *rest: tf.Tensor, dtype: tf.DType, salt: tf.Tensor) -> tf.Tensor:
   *key, low, high = rest
   uniform = _uniform(shape, salt, *key)
   width = tf.cast(high, tf.float64) - tf.cast(low, tf.float64)
@@ -329,18 +329,18 @@ def _integers(shape: tf.Tensor, *rest: tf.Tensor, dtype: tf.DType, salt: trees.S
 
 
 def _full_integers(shape: tf.Tensor, key: tf.Tensor, *_: object, dtype: tf.DType,
-                   salt: trees.Scalar) -> tf.Tensor:
+                   salt: tf.Tensor) -> tf.Tensor:
   return tf.cast(_uniform(shape, salt, key) * 2.0**31, dtype)
 
 
-def _shuffled(value: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
+def _shuffled(value: tf.Tensor, *key: tf.Tensor, dtype: tf.DType, salt: tf.Tensor) -> tf.Tensor:
   del dtype
   order = _uniform(tf.shape(value)[:1], salt, *key)
   return tf.gather(value, tf.argsort(order))
 
 
 def _categories(logits: tf.Tensor, samples: tf.Tensor, *_: object, dtype: tf.DType,
-                salt: trees.Scalar) -> tf.Tensor:
+                salt: tf.Tensor) -> tf.Tensor:
   shape = tf.concat([tf.shape(logits)[:1], [samples], tf.shape(logits)[1:]], 0)
   gumbel = -tf.math.log(-tf.math.log(_uniform(shape, salt)))
   chosen = tf.argmax(tf.cast(logits, tf.float64)[:, tf.newaxis] + gumbel, -1)
@@ -348,14 +348,14 @@ def _categories(logits: tf.Tensor, samples: tf.Tensor, *_: object, dtype: tf.DTy
 
 
 def _positive(shape: tf.Tensor, parameter: tf.Tensor, dtype: tf.DType,
-              salt: trees.Scalar) -> tf.Tensor:
+              salt: tf.Tensor) -> tf.Tensor:
   """Returns numbers in the support of a gamma or Poisson distribution, of the usual size."""
   shape = tf.concat([tf.cast(shape, tf.int32), tf.shape(parameter)], 0)
   value = 2 * _uniform(shape, salt) * tf.cast(parameter, tf.float64)
   return tf.cast(value if dtype.is_floating else tf.floor(value), dtype)
 
 
-def _poisson(shape: tf.Tensor, rate: tf.Tensor, dtype: tf.DType, salt: trees.Scalar) -> tf.Tensor:
+def _poisson(shape: tf.Tensor, rate: tf.Tensor, dtype: tf.DType, salt: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.floor(_positive(shape, rate, tf.float64, salt)), dtype)
 
 

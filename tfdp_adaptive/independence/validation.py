@@ -2,17 +2,7 @@
 """Finds parts of a model in which one example changes another's gradient."""
 
 from concurrent import futures
-from typing import (
-  Any,
-  Callable,
-  Dict,
-  Iterator,
-  List,
-  MutableMapping,
-  MutableSet,
-  Optional,
-  Sequence,
-)
+from typing import Any, Callable, Dict, Iterator, List, MutableMapping, Optional, Sequence
 import weakref
 
 import numpy as np
@@ -44,7 +34,7 @@ _MIXING = {
 
 _SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
 _UNSEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Model -> specs of its inputs.
-_PASSED: MutableSet[Any] = weakref.WeakSet()
+_PASSED: Any = weakref.WeakSet()
 
 
 def validate_structure(model: compat.Model) -> None:
