@@ -12,8 +12,8 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import comparison
-from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import constants
+from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.independence import independence
 
 # Tried for axes of inputs that are open: deep convolutions need more, short tables take less.
@@ -145,7 +145,7 @@ def check_held(model: compat.Model, functions: Sequence[Any],
     The plain numbers, of which nothing can tell where they come from.
   """
   constraints = [(v, v.constraint) for v in model.trainable_variables if v.constraint is not None]
-  found = captured.find(*functions, *compat.penalties(model), *(one for _, one in constraints))
+  found = disclosures.find(*functions, *compat.penalties(model), *(one for _, one in constraints))
   read = [v for layer in found.layers for v in compat.built_variables(layer)]
   _SEEN[model] = seen(model)._replace(
       variables=(*seen(model).variables, *map(compat.raw_variable, read)))
@@ -154,7 +154,7 @@ def check_held(model: compat.Model, functions: Sequence[Any],
         compat.weight_regularization(model),
         [constraint(tf.convert_to_tensor(v)) for v, constraint in constraints]),
         autograph=False).get_concrete_function())
-    shapes = traced.shapes + [captured.shape(one) for one in found.arrays]
+    shapes = traced.shapes + [disclosures.shape(one) for one in found.arrays]
     own = {id(compat.raw_variable(v)) for v in model.variables}
     others = sorted({v.name for v in [*traced.variables, *found.variables]
                      if id(compat.raw_variable(v)) not in own})

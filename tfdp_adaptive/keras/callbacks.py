@@ -17,7 +17,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
 from tfdp_adaptive.accounting import stopping
-from tfdp_adaptive.independence import captured
+from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
 from tfdp_adaptive.keras.histograms import TensorBoardHistograms as TensorBoardHistograms
 from tfdp_adaptive.report import card_page
@@ -255,7 +255,7 @@ def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] =
   for note in notes:
     run.note(note)
   given: Any = getattr(callbacks, 'callbacks', callbacks)
-  own = sorted({type(one).__name__ for one in given if captured.is_own(one)})
+  own = sorted({type(one).__name__ for one in given if disclosures.is_own(one)})
   if own:
     run.note(f'Callbacks of its own ran between the steps, {own}. If they used private data to '
              'change weights, settings or data, no epsilon covers that.')

@@ -17,7 +17,7 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import workers
-from tfdp_adaptive.independence import captured
+from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.keras import callbacks as callbacks_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import step
@@ -140,7 +140,7 @@ def loss_weights(value: trees.Tree) -> Any:
 def warn_of_padding(model: compat.Model, metrics: trees.Tree) -> None:
   """Warns of custom metrics without `sample_weight`, which see a plan's padding."""
   names = [type(metric).__name__ for metric in tf.nest.flatten(metrics)
-           if isinstance(metric, compat.keras.metrics.Metric) and captured.is_own(metric)]
+           if isinstance(metric, compat.keras.metrics.Metric) and disclosures.is_own(metric)]
   names += ['compute_metrics'] * compat.overrides(model, 'compute_metrics')
   if names:
     errors.caution(

@@ -19,7 +19,7 @@ from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.independence import captured
+from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import first_step
@@ -105,7 +105,7 @@ class DPModel(_Mixin):
     self._compiled_loss_arguments = (loss, loss_weights)
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     self.has_own_metrics = any(map(
-        captured.is_own, tf.nest.flatten((metrics, weighted_metrics))))
+        disclosures.is_own, tf.nest.flatten((metrics, weighted_metrics))))
     if compat.unwrap_loss_scaling(optimizer).plan is not None:
       fit_lib.warn_of_padding(self, (metrics, weighted_metrics))
     kwargs.update(compat.NO_LOSS_SCALING)  # Losses of single examples are not tiny: no 1/B.

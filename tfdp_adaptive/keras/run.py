@@ -17,6 +17,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.independence import disclosures
+from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -96,10 +97,11 @@ class Run(weight_ledger.State):
 
   def disclose(self, model: compat.Model, numbers: Sequence[float] = ()) -> None:
     """Notes what a model, and numbers of its loss and schedule, may hold of private data."""
-    disclosures.check(model, getattr(self.plan, 'population_size', None))
+    held = validation.seen(model)
+    disclosures.check(model, held, getattr(self.plan, 'population_size', None))
     covered = lambda layer: disclosures.label(layer) in [
         one.rule for one in weight_ledger.Ledger([layer]).entries()]
-    for sentence in disclosures.sentences(model, numbers, covered):
+    for sentence in disclosures.sentences(model, held, numbers, covered):
       self.note(sentence)
 
   @property

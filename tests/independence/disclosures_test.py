@@ -13,7 +13,6 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.independence import captured
 from tfdp_adaptive.independence import constants
 from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.independence import validation
@@ -95,7 +94,7 @@ WAYS = {
 
 @pytest.mark.parametrize('way', list(WAYS))
 def test_arrays(way):
-  found = captured.find(WAYS[way])
+  found = disclosures.find(WAYS[way])
   assert len(found.arrays) == 1 and np.size(found.arrays[0]) != 9
 
 
@@ -130,8 +129,8 @@ def test_what_no_graph_shows_is_in_the_statement_or_refused(read):
   model = keras.Sequential([keras.Input([2]), keras.layers.Lambda(
       lambda x: x * tf.reshape(read(), [])),
                             keras.layers.Dense(1)])
-  validation.look(model)
-  assert 'cannot be seen' in ' '.join(disclosures.sentences(model))
+  validation.remember(model)
+  assert 'cannot be seen' in ' '.join(disclosures.sentences(model, validation.seen(model)))
   model = keras.Sequential([keras.Input([2]), keras.layers.Dense(
       1, kernel_regularizer=lambda w: tf.reduce_sum(w) * tf.reshape(read(), []))])
   with pytest.raises(tfdp.PrivacyError, match='PyFunc|ReadFile'):
@@ -139,12 +138,12 @@ def test_what_no_graph_shows_is_in_the_statement_or_refused(read):
 
 
 def test_variables_and_numbers():
-  assert captured.find(closed(tf.Variable(1.0))).variables
+  assert disclosures.find(closed(tf.Variable(1.0))).variables
   for number in (0.25, 3, True, fractions.Fraction(1, 3)):
-    assert captured.find(closed(number)).numbers == [number]
-  assert captured.find(Loss(0.25)).numbers == [0.25]
+    assert disclosures.find(closed(number)).numbers == [number]
+  assert disclosures.find(Loss(0.25)).numbers == [0.25]
   layer = keras.layers.Dense(1)
-  assert captured.find(closed([layer])).layers == [layer]
+  assert disclosures.find(closed([layer])).layers == [layer]
 
 
 def test_what_brings_nothing():
@@ -155,7 +154,7 @@ def test_what_brings_nothing():
       lambda w: 0.01 * tf.reduce_sum(w**2), closed('text'), closed(range(50)),
       closed(keras.layers.Dense(1)),
       (lambda model: lambda y, output: model(y))(keras.Sequential([keras.layers.Dense(1)]))):
-    assert captured.find(one)[:3] == ([], [], []), one
+    assert disclosures.find(one)[:3] == ([], [], []), one
 
 
 class Base:
@@ -192,9 +191,9 @@ class Derived(Base):
 
 @pytest.mark.parametrize('kind', [Base, Derived])
 def test_methods_that_call_one_another_end(kind):
-  found = captured.find(kind(0.25))
+  found = disclosures.find(kind(0.25))
   assert found.numbers and set(found.numbers) == {0.25} and not found.arrays
-  assert len(captured.find(kind(GLOBAL)).arrays) == 1
+  assert len(disclosures.find(kind(GLOBAL)).arrays) == 1
 
 
 def test_a_method_that_only_super_finds():
@@ -208,7 +207,7 @@ def test_a_method_that_only_super_finds():
     def call(self, y, output):
       return 3 * super().call(y, output)
 
-  assert len(captured.find(Outer()).arrays) == 1
+  assert len(disclosures.find(Outer()).arrays) == 1
 
 
 def test_a_search_without_end_is_refused():
@@ -221,18 +220,18 @@ def test_a_search_without_end_is_refused():
       return Endless(self.held)
 
   with pytest.raises(tfdp.PrivacyError, match='few objects'):
-    captured.find(Endless(1.0))
+    disclosures.find(Endless(1.0))
 
 
 def test_lookup_tables_are_data():
   table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [0.5, 0.7]), 0.0)
-  assert len(captured.find(closed(table)).arrays) == 1
+  assert len(disclosures.find(closed(table)).arrays) == 1
 
 
 def test_what_is_of_ones_own():
   for one in ('accuracy', None, tf.reduce_sum, keras.metrics.AUC(), keras.callbacks.EarlyStopping(),
               keras.callbacks.ReduceLROnPlateau(), keras.callbacks.ModelCheckpoint('x.keras')):
-    assert not captured.is_own(one), one
+    assert not disclosures.is_own(one), one
   for one in (closed(1), Holder(1), Loss(1), keras.callbacks.LambdaCallback(
       on_epoch_end=closed(1)), keras.metrics.MeanMetricWrapper(closed(1))):
-    assert captured.is_own(one), one
+    assert disclosures.is_own(one), one
