@@ -53,9 +53,10 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
     known = compat.input_specs(model) is not None
     model.validate_for_replicas(None if known else _specs(x, specs))
   callbacks_lib.before_fit(model, kwargs['callbacks'], notes())
+  prepared = model.prepare_data(fed(model, x, kwargs), y, kwargs)
   try:
     with errors.unwrapped(tf.errors.OpError):
-      yield model.prepare_data(fed(model, x, kwargs), y, kwargs)
+      yield prepared
   except KeyboardInterrupt:
     run.note(f'Training was interrupted after {run.steps} steps. If numbers of this run decided '
              'that, the epsilon of all planned steps holds.')
