@@ -180,9 +180,6 @@ def of_library(one: object) -> bool:
   return str(module).split('.', maxsplit=1)[0] in _LIBRARIES
 
 
-# What a model discloses.
-
-
 def check(model: compat.Model, held: constants.Held, population_size: Optional[int]) -> None:
   """Raises `PrivacyError` for a model that holds an array with a row for each record."""
   shapes = _shapes(model, held)
