@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise of a banded C: past OUTPUTS are kept, C^-1 itself is not banded.
+"""Noise of a banded C, from its past outputs: C^-1 itself is not banded.
 
     x_t = (z_t - sum_{j=1}^{b-1} c_j x_{t-j}) / c_0
 
@@ -7,52 +7,44 @@ The history has b-1 slots, newest first, with one row each. Slots move by refere
 one pass, so outside XLA a step copies no rows.
 """
 
-from typing import Any, Callable, Sequence, Tuple
+from typing import Callable, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import banded
 from tfdp_adaptive.mechanisms import toeplitz
-from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 
 
-@streams.stream.register(toeplitz.BandedToeplitz)
-def banded_toeplitz(
-    mechanism: toeplitz.BandedToeplitz,
-    key_source: keys.Source = keys.from_system) -> streams.Noise:
-  coefficients = streams.as_run(mechanism).coefficients[np.newaxis]
-  return _recursion(mechanism, key_source, coefficients, lambda row: 0)
+@streams.recursion.register(toeplitz.BandedToeplitz)
+def banded_toeplitz(mechanism: toeplitz.BandedToeplitz) -> streams.Recursion:
+  return _recursion(mechanism.coefficients[np.newaxis], lambda row: 0)
 
 
-@streams.stream.register(banded.Banded)
-def column_normalized(
-    mechanism: banded.Banded, key_source: keys.Source = keys.from_system) -> streams.Noise:
+@streams.recursion.register(banded.Banded)
+def column_normalized(mechanism: banded.Banded) -> streams.Recursion:
   """Returns the noise of a C whose row t is `rows[0]`, except for the last m rows."""
-  rows = streams.as_run(mechanism).rows
+  rows = mechanism.rows
   head = mechanism.steps - len(rows)
-  return _recursion(mechanism, key_source, rows,
-                    lambda row: tf.clip_by_value(row - head, 0, len(rows) - 1))
+  return _recursion(rows, lambda row: tf.clip_by_value(row - head, 0, len(rows) - 1))
 
 
 def _recursion(
-    mechanism: mechanisms.Mechanism, key_source: keys.Source, rows: np.ndarray,
-    index: Callable[[tf.Tensor], Any]) -> streams.Noise:
+    rows: np.ndarray, index: Callable[[tf.Tensor], Union[int, tf.Tensor]]) -> streams.Recursion:
   slots = rows.shape[1] - 1
   solve = trees.one_pass(_solve)
 
   def advance(
-      key: tf.Tensor, row: tf.Tensor, history: Any,
-      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
+      key: tf.Tensor, row: tf.Tensor, history: streams.History,
+      flat: streams.Specs) -> Tuple[streams.Vectors, streams.History]:
     outputs = tuple(
         solve(z, tf.gather(tf.constant(rows, z.dtype), index(row)), [slot[i] for slot in history])
         for i, z in enumerate(streams.vectors(key, flat)))
     return outputs, ((outputs,) + tuple(history))[:slots]
 
-  return streams.build(mechanism, key_source, slots, advance)
+  return slots, advance
 
 
 def _solve(x: tf.Tensor, c: tf.Tensor, slots: Sequence[tf.Tensor]) -> tf.Tensor:

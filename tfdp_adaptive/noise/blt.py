@@ -4,23 +4,20 @@
     x_t = z_t / c_0 - sum_i w_i s_i,    s_i <- theta_i s_i + x_t
 """
 
-from typing import Any, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import trees
 from tfdp_adaptive.mechanisms import blt
-from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 
 
-@streams.stream.register(blt.BLT)
-def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> streams.Noise:
+@streams.recursion.register(blt.BLT)
+def buffered(mechanism: blt.BLT) -> streams.Recursion:
   """Returns the noise of a BLT; its history has one row s_i per buffer."""
-  run = streams.as_run(mechanism)
-  output_scale = float(run.output_scale)
-  weights = [float(w) for w in run.weights]
-  decays = [float(theta) for theta in run.decays]
+  output_scale = float(mechanism.output_scale)
+  weights, decays = mechanism.weights.tolist(), mechanism.decays.tolist()
 
   def buffered_step(
       z: tf.Tensor, buffers: Sequence[tf.Tensor]) -> Tuple[tf.Tensor, List[tf.Tensor]]:
@@ -30,12 +27,12 @@ def buffered(mechanism: blt.BLT, key_source: keys.Source = keys.from_system) -> 
   step = trees.one_pass(buffered_step)
 
   def advance(
-      key: tf.Tensor, row: tf.Tensor, history: Any,
-      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
+      key: tf.Tensor, row: tf.Tensor, history: streams.History,
+      flat: streams.Specs) -> Tuple[streams.Vectors, streams.History]:
     del row
     pairs = [step(z, [buffer[i] for buffer in history])
              for i, z in enumerate(streams.vectors(key, flat))]
     outputs, buffers = zip(*pairs)
     return outputs, tuple(zip(*buffers))
 
-  return streams.build(mechanism, key_source, len(decays), advance)
+  return len(decays), advance

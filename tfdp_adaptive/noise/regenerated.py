@@ -8,47 +8,41 @@ A banded inverse has p of them. The square root and dense mechanisms have t+1, s
 runs.
 """
 
-from typing import Any, Callable, Tuple, Union
+from typing import Callable, Tuple, Union
 
 import tensorflow as tf
 
-from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import banded_inverse
 from tfdp_adaptive.mechanisms import dense_optimal
 from tfdp_adaptive.mechanisms import tree
-from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 
 
-@streams.stream.register(banded_inverse.BandedInverse)
-@streams.stream.register(banded_inverse.SquareRoot)
+@streams.recursion.register(banded_inverse.BandedInverse)
+@streams.recursion.register(banded_inverse.SquareRoot)
 def toeplitz_inverse(
-    mechanism: Union[banded_inverse.BandedInverse, banded_inverse.SquareRoot],
-    key_source: keys.Source = keys.from_system) -> streams.Noise:
-  d = streams.as_run(mechanism).inverse_coefficients
-  return _regenerated(mechanism, key_source, len(d) - 1,
-                      lambda row: tf.minimum(row, len(d) - 1),
+    mechanism: Union[banded_inverse.BandedInverse, banded_inverse.SquareRoot]) -> streams.Recursion:
+  d = mechanism.inverse_coefficients
+  return _regenerated(len(d) - 1, lambda row: tf.minimum(row, len(d) - 1),
                       lambda row, k, dtype: tf.gather(tf.constant(d, dtype), k))
 
 
-@streams.stream.register(dense_optimal.Dense)
-def dense_inverse(
-    mechanism: Union[dense_optimal.Dense, tree.Tree],
-    key_source: keys.Source = keys.from_system) -> streams.Noise:
+@streams.recursion.register(dense_optimal.Dense)
+def dense_inverse(mechanism: Union[dense_optimal.Dense, tree.Tree]) -> streams.Recursion:
   """Returns the noise of a dense C^-1; the mechanism restarts every `len(inverse_rows)` steps."""
-  rows = streams.as_run(mechanism).inverse_rows
+  rows = mechanism.inverse_rows
   length = len(rows)
 
   def coefficient(row: tf.Tensor, k: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     i = row % length
     return tf.gather_nd(tf.constant(rows, dtype), [i, i - k])
 
-  return _regenerated(mechanism, key_source, length - 1, lambda row: row % length, coefficient)
+  return _regenerated(length - 1, lambda row: row % length, coefficient)
 
 
 def _regenerated(
-    mechanism: mechanisms.Mechanism, key_source: keys.Source, lags: int,
-    past: Callable[[tf.Tensor], tf.Tensor], coefficient: Callable[..., tf.Tensor]) -> streams.Noise:
+    lags: int, past: Callable[[tf.Tensor], tf.Tensor],
+    coefficient: Callable[..., tf.Tensor]) -> streams.Recursion:
   """Returns noise that draws past rows again from their keys.
 
   Args:
@@ -58,9 +52,9 @@ def _regenerated(
   """
 
   def advance(
-      key: tf.Tensor, row: tf.Tensor, history: Any,
-      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
-    def term(k: Any, key: tf.Tensor) -> streams.Vectors:
+      key: tf.Tensor, row: tf.Tensor, history: streams.History,
+      flat: streams.Specs) -> Tuple[streams.Vectors, streams.History]:
+    def term(k: tf.Tensor, key: tf.Tensor) -> streams.Vectors:
       return tuple(coefficient(row, k, z.dtype) * z for z in streams.vectors(key, flat))
 
     x = term(tf.zeros_like(row), key)
@@ -74,5 +68,4 @@ def _regenerated(
         (tf.ones_like(row), x), parallel_iterations=1)
     return x, tf.tensor_scatter_nd_update(history, [[row % lags]], [key])
 
-  return streams.build(
-      mechanism, key_source, lambda: tf.zeros([lags, 2], tf.int64) if lags else (), advance)
+  return lambda: tf.zeros([lags, 2], tf.int64) if lags else (), advance

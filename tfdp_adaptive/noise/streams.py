@@ -20,7 +20,7 @@ angle is reduced as an integer, because XLA would round it first.
 
 import functools
 import math
-from typing import Any, Callable, Dict, Iterable, NamedTuple, Optional, Tuple, TypeVar
+from typing import Callable, Dict, Iterable, NamedTuple, Optional, Tuple, TypeVar, Union
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +34,9 @@ from tfdp_adaptive.noise import philox
 _AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
 Specs = Tuple[tf.TensorSpec, ...]  # One [n] per dtype.
 Vectors = Tuple[tf.Tensor, ...]  # Like `Specs`.
+History = trees.Tree  # The values of past rows that a mechanism needs.
+# `(slots, advance)`, see `recursion`.
+Recursion = Tuple[Union[int, Callable[[], History]], Callable[..., Tuple[Vectors, History]]]
 
 # dtype -> (unsigned, signed, bits, mantissa digits, terms of the sine series).
 _BITS = {tf.float32: (tf.uint32, tf.int32, 32, 24, 7),
@@ -46,7 +49,7 @@ class State(NamedTuple):
 
   key: tf.Tensor  # [2] int64, of the next row; replaced at every draw.
   row: tf.Tensor  # [] int64, rows drawn so far.
-  history: Any = ()  # Past rows, as far as the mechanism needs them.
+  history: History = ()
 
 
 class Noise(NamedTuple):
@@ -61,11 +64,41 @@ class Noise(NamedTuple):
   """
 
   init: Callable[..., State]
-  next: Callable[..., Any]
-  draw: Callable[..., Any]
+  next: Callable[..., Tuple[trees.Tree, tf.Tensor, State]]
+  draw: Callable[..., Tuple[Vectors, tf.Tensor, State]]
 
 
 @functools.singledispatch
+def recursion(mechanism: mechanisms.Mechanism) -> Recursion:
+  """Returns `(slots, advance)`, the parts of a stream that differ between mechanisms.
+
+  `slots` is the history before the first row: a number of vectors of zeros, or a function that
+  returns other tensors. `advance` is `(key, row, history, flat) -> (vectors, history)`, with `flat`
+  as `flat_specs`.
+  """
+  raise TypeError(f'No noise stream is registered for {type(mechanism).__name__}. '
+                  f'Received: mechanism={mechanism!r}.')
+
+
+@recursion.register(independent.IndependentGaussian)
+def independent_gaussian(mechanism: independent.IndependentGaussian) -> Recursion:
+  """Returns Z itself, without history; r_t = 1."""
+  del mechanism
+  return 0, lambda key, row, history, flat: (vectors(key, flat), history)
+
+
+def require_streams(kinds: Iterable[type]) -> None:
+  """Raises unless every mechanism of `kinds` has a stream of its own; called at import.
+
+  Otherwise a run would fail at its first step. An inherited stream may not be the one of its C.
+  """
+  missing = sorted(kind.__name__ for kind in kinds if kind not in recursion.registry)
+  if missing:
+    raise ImportError(f'No noise stream is registered for {", ".join(missing)}. Write one in '
+                      'tfdp_adaptive/noise/, decorated with `@streams.recursion.register(...)`, '
+                      'and import its file in tfdp_adaptive/noise/__init__.py.')
+
+
 def stream(mechanism: mechanisms.Mechanism, key_source: keys.Source = keys.from_system) -> Noise:
   """Returns the `Noise` of a mechanism.
 
@@ -76,50 +109,14 @@ def stream(mechanism: mechanisms.Mechanism, key_source: keys.Source = keys.from_
     mechanism: A `tfdp.mechanisms.Mechanism`.
     key_source: `() -> [2] int64` key, called in `init`.
   """
-  raise TypeError(f'No noise stream is registered for {type(mechanism).__name__}. '
-                  f'Received: mechanism={mechanism!r}.')
-
-
-@stream.register(independent.IndependentGaussian)
-def independent_gaussian(
-    mechanism: independent.IndependentGaussian,
-    key_source: keys.Source = keys.from_system) -> Noise:
-  """Returns Z itself, without history; r_t = 1."""
-  return build(mechanism, key_source, 0,
-               lambda key, row, history, flat: (vectors(key, flat), history))
-
-
-def require_streams(kinds: Iterable[type]) -> None:
-  """Raises unless every mechanism of `kinds` has a stream of its own; called at import.
-
-  Otherwise a run would fail at its first step. An inherited stream may not be the one of its C.
-  """
-  missing = sorted(kind.__name__ for kind in kinds if kind not in stream.registry)
-  if missing:
-    raise ImportError(f'No noise stream is registered for {", ".join(missing)}. Write one in '
-                      'tfdp_adaptive/noise/, decorated with `@streams.stream.register(...)`, and '
-                      'import its file in tfdp_adaptive/noise/__init__.py.')
-
-
-def build(
-    mechanism: mechanisms.Mechanism, key_source: keys.Source, slots: Any,
-    advance: Callable[..., Tuple[Vectors, Any]]) -> Noise:
-  """Returns a `Noise` made of the parts that differ between mechanisms.
-
-  Args:
-    mechanism: For the variances of its rows.
-    key_source: `() -> [2] int64` key.
-    slots: The history before the first row: how many vectors of zeros, or other tensors.
-    advance: `(key, row, history, flat) -> (vectors, history)`; `flat` as `flat_specs`.
-  """
-  variances = np.square(as_run(mechanism).row_norms(mechanism.steps or 1)).astype(np.float32)
-
-  def empty(specs: trees.Tree) -> Any:
-    return tuple(zeros(flat_specs(specs)) for _ in range(slots)) if isinstance(
-        slots, int) else slots()
+  mechanism = as_run(mechanism)
+  slots, advance = recursion(mechanism)
+  variances = np.square(mechanism.row_norms(mechanism.steps or 1)).astype(np.float32)
 
   def init(specs: trees.Tree, key: Optional[tf.Tensor] = None) -> State:
-    return State(key_source() if key is None else key, tf.zeros([], tf.int64), empty(specs))
+    key = key_source() if key is None else key
+    history = slots() if callable(slots) else (zeros(flat_specs(specs)),) * slots
+    return State(key, tf.zeros([], tf.int64), history)
 
   def draw(state: State, specs: trees.Tree) -> Tuple[Vectors, tf.Tensor, State]:
     row_key, key = keys.split(state.key)
@@ -136,7 +133,7 @@ def build(
 
 def as_run(mechanism: _AnyMechanism) -> _AnyMechanism:
   """Returns the mechanism with the float32 coefficients that its stream uses, if it has any."""
-  designed = mechanism.dtype == 'float64' and mechanism.shapes()
+  designed = getattr(mechanism, 'dtype', '') == 'float64' and mechanism.shapes()
   return mechanism.rounded('float32') if designed else mechanism
 
 
@@ -145,7 +142,7 @@ def zeros(flat: Specs) -> Vectors:
   return tuple(tf.zeros(spec.shape, spec.dtype) for spec in flat)
 
 
-def within(row: Any, steps: Optional[int]) -> tf.Tensor:
+def within(row: tf.Tensor, steps: Optional[int]) -> tf.Tensor:
   """Returns a [] bool: whether the accounting covers the next row (`steps=None`: always).
 
   It raises if the row is not covered, but XLA removes assertions. Callers must therefore also
@@ -192,19 +189,14 @@ def unflatten(vectors: Vectors, specs: trees.Tree) -> trees.Tree:
 
 def vectors(key: tf.Tensor, flat: Specs) -> Vectors:
   """Returns standard normal vectors like `flat`; uses up the key."""
-  if len(flat) == 1:
-    return (_normal(key, flat[0]),)
-  vector_keys = keys.children(key, len(flat))
-  return tuple(_normal(vector_keys[i], spec) for i, spec in enumerate(flat))
+  own = [key] if len(flat) == 1 else tf.unstack(keys.children(key, len(flat)))
+  return tuple(tf.reshape(_transform(*_halves(one, spec)), [-1]) for one, spec in zip(own, flat))
 
 
-def _normal(key: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-  return tf.reshape(_transform(*_halves(key, spec.shape.num_elements() // 2, spec.dtype)), [-1])
-
-
-def _halves(key: tf.Tensor, count: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.Tensor]:
-  """Returns the halves of random blocks of 128 bits, [count] unsigned integers each."""
-  bits, blocks = _BITS[dtype][0], count * dtype.size // 8
+def _halves(key: tf.Tensor, spec: tf.TensorSpec) -> Tuple[tf.Tensor, tf.Tensor]:
+  """Returns the halves of random blocks of 128 bits, as unsigned integers."""
+  dtype = spec.dtype
+  bits, blocks = _BITS[dtype][0], spec.shape.num_elements() * dtype.size // 16
   if trees.worth_compiling(blocks):
     return philox.halves(key, blocks, bits)
   words = keys.words(key, [blocks, 2, 8 // dtype.size], bits)

@@ -10,7 +10,7 @@ increase at step t: the estimate of the largest node that ends there, minus the 
 nodes it replaces.
 """
 
-from typing import Any, Tuple
+from typing import Tuple
 
 import tensorflow as tf
 
@@ -20,19 +20,18 @@ from tfdp_adaptive.noise import regenerated
 from tfdp_adaptive.noise import streams
 
 
-@streams.stream.register(tree.Tree)
-def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> streams.Noise:
+@streams.recursion.register(tree.Tree)
+def online(mechanism: tree.Tree) -> streams.Recursion:
   """Returns tree noise; its history holds the last finished left node of each lower level."""
-  run = streams.as_run(mechanism)
   if mechanism.variant == 'full':
-    return regenerated.dense_inverse(mechanism, key_source)
-  scale = float(run.node_scale)
-  weights = [float(w) for w in run.level_weights]
+    return regenerated.dense_inverse(mechanism)
+  scale = float(mechanism.node_scale)
+  weights = [float(w) for w in mechanism.level_weights]
   levels = mechanism.levels
 
   def advance(
-      key: tf.Tensor, row: tf.Tensor, lefts: Any,
-      flat: streams.Specs) -> Tuple[streams.Vectors, Any]:
+      key: tf.Tensor, row: tf.Tensor, lefts: streams.History,
+      flat: streams.Specs) -> Tuple[streams.Vectors, streams.History]:
     steps = row % mechanism.block + 1  # In this tree.
     node_keys = keys.children(key, levels)
 
@@ -47,19 +46,20 @@ def online(mechanism: tree.Tree, key_source: keys.Source = keys.from_system) -> 
                    for own, l, r in zip(draw(level), left, right))
       return node, tuple(map(tf.add, replaced, left))
 
-    node, replaced, kept = draw(0), streams.zeros(flat), []
+    node, replaced, finished = draw(0), streams.zeros(flat), []
     for level in range(1, levels):
       phase = steps % 2**level  # `tf.equal`: in TFF's graphs `==` compares identities.
-      kept.append(_select(tf.equal(phase, 2**(level - 1)), node, lefts[level - 1]))
+      finished.append(_select(tf.equal(phase, 2**(level - 1)), node, lefts[level - 1]))
       node, replaced = tf.cond(
           tf.equal(phase, 0),
           lambda level=level, node=node, replaced=replaced: merge(level, node, replaced),
           lambda node=node, replaced=replaced: (node, replaced))
-    return tuple(map(tf.subtract, node, replaced)), tuple(kept)
+    return tuple(map(tf.subtract, node, replaced)), tuple(finished)
 
-  return streams.build(mechanism, key_source, levels - 1, advance)
+  return levels - 1, advance
 
 
-def _select(condition: tf.Tensor, new: Any, old: Any) -> Any:
+def _select(
+    condition: tf.Tensor, new: streams.Vectors, old: streams.Vectors) -> streams.Vectors:
   """Returns one of two slots, by reference."""
   return tf.cond(condition, lambda: new, lambda: old)
