@@ -8,61 +8,61 @@ import sys
 from typing import Any, Callable, Collection, Dict
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
   """Returns whether `value` is a real number. Booleans are not."""
   return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: float) -> bool:
   try:
     return math.isfinite(value)
   except OverflowError:  # An integer that is too large for a float.
     return False
 
 
-def _require(kind: str, holds: Callable[[Any], bool], values: Dict[str, Any]) -> None:
+def _require(kind: str, holds: Callable[[Any], bool], values: Dict[str, object]) -> None:
   for name, value in values.items():
     if not holds(value):
       raise ValueError(f'`{name}` must be {kind}. Received: {name}={value!r}.')
 
 
-def positive(**values: Any) -> None:
+def positive(**values: object) -> None:
   _require('positive and finite', lambda x: is_number(x) and _finite(x) and x > 0, values)
 
 
-def not_negative(**values: Any) -> None:
+def not_negative(**values: object) -> None:
   _require('finite and >= 0', lambda x: is_number(x) and _finite(x) and x >= 0, values)
 
 
-def whole(minimum: int = 1, **values: Any) -> None:
-  """Integers of at least `minimum`."""
+def whole(minimum: int = 1, **values: object) -> None:
+  """Checks that values are integers of at least `minimum`."""
   _require('a positive integer' if minimum == 1 else f'an integer >= {minimum}',
            lambda x: isinstance(x, numbers.Integral) and not isinstance(x, bool)
            and minimum <= int(x) <= sys.float_info.max, values)
 
 
-def probability(**values: Any) -> None:
-  """Strictly between zero and one."""
+def probability(**values: object) -> None:
+  """Checks that values are strictly between zero and one."""
   _require('in (0, 1)', lambda x: is_number(x) and 0 < x < 1, values)
 
 
-def decay(**values: Any) -> None:
+def decay(**values: object) -> None:
   """Checks the decay of a running average, in [0, 1)."""
   _require('in [0, 1)', lambda x: is_number(x) and 0 <= x < 1, values)
 
 
-def one_of(choices: Collection[Any], **values: Any) -> None:
+def one_of(choices: Collection[Any], **values: object) -> None:
   for name, value in values.items():
     try:
       known = value in tuple(choices)
-    except ValueError:  # An array, which is equal to nothing.
+    except ValueError:  # Comparing an array gives no single bool.
       known = False
     if not known:
       raise ValueError(
           f'`{name}` must be one of {tuple(choices)}. Received: {name}={value!r}.')
 
 
-def for_json(value: Any) -> Any:
+def for_json(value: object) -> Any:
   """Returns the value with None for numbers that are not finite, which JSON cannot hold.
 
   Named tuples become dictionaries.
@@ -76,8 +76,8 @@ def for_json(value: Any) -> Any:
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_json(text: Any, what: str, kind: str, version: int) -> Dict[str, Any]:
-  """The content of a text that says of itself what kind of JSON it is, and of which version."""
+def read_json(text: str, what: str, kind: str, version: int) -> Dict[str, Any]:
+  """Returns the content of a JSON text whose `format` and `version` must be as expected."""
   try:
     content = json.loads(text)
     header = content['format'], content['version']

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The error of a step that would not be private, the one of a command, and the warning."""
+"""The errors and the warning of this library."""
 
 import contextlib
 import sys
 import threading
-from typing import Any, Iterator
+from typing import Any, Iterator, Type
 import warnings
 
 FIX = ('Use `tfdp.make_private(model)`, `tfdp.DPSequential` or a '
@@ -16,7 +16,7 @@ _LIBRARIES = ('tfdp_adaptive', 'keras', 'keras_hub', 'tensorflow', 'concurrent',
 
 
 class PrivacyError(Exception):
-  """Going on would void the privacy guarantee."""
+  """Raised if the next step would void the privacy guarantee."""
 
 
 class Caution(UserWarning):
@@ -40,7 +40,7 @@ def caution(message: str) -> None:
 
 
 @contextlib.contextmanager
-def unwrapped(kind: Any) -> Iterator[None]:
+def unwrapped(kind: Type[Exception]) -> Iterator[None]:
   """Raises a `PrivacyError` of a data source that TensorFlow has wrapped in an error of its own."""
   try:
     yield

@@ -42,7 +42,7 @@ class experimental:  # pylint: disable=invalid-name
   def __enter__(self) -> 'experimental':
     return self
 
-  def __exit__(self, *error: Any) -> None:
+  def __exit__(self, *error: object) -> None:
     _OPEN.difference_update(self._opened)
 
 
@@ -62,7 +62,7 @@ def part(factory: _Factory) -> _Factory:
   """Decorates the factory of an experimental rule."""
 
   @functools.wraps(factory)
-  def gated(*args: Any, **kwargs: Any) -> Any:
+  def gated(*args: object, **kwargs: object) -> Any:
     check(factory.__name__)
     return factory(*args, **kwargs)
 

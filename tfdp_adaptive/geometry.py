@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales of queries: into the space in which records are clipped and noised, and back.
+"""Scales gradients into the space in which records are clipped and noised, and back.
 
 The scale of a variable is a tensor of its shape, by which it is multiplied, or a
-`contract.Kronecker`. Of a whole tree, `()` is no scale at all.
+`contract.Kronecker`. The scale of a tree is a tree of them, or `()` for no scale.
 """
 
-from typing import Any, Tuple
+from typing import Sequence, Tuple
 
 import tensorflow as tf
 
@@ -23,7 +23,7 @@ def unscale(tree: trees.Tree, scale: trees.Tree) -> trees.Tree:
   return tree if trees.absent(scale) else trees.map(over, tree, scale)
 
 
-def times(scale: Any, x: tf.Tensor) -> tf.Tensor:
+def times(scale: trees.Leaf, x: tf.Tensor) -> tf.Tensor:
   """Returns a variable `x` in the scaled space."""
   if not isinstance(scale, contract.Kronecker):
     return tf.multiply(scale, x)
@@ -32,7 +32,7 @@ def times(scale: Any, x: tf.Tensor) -> tf.Tensor:
   return tf.reshape(on_last(tf.linalg.matrix_transpose(by_left), scale.right), x.shape)
 
 
-def over(x: tf.Tensor, scale: Any) -> tf.Tensor:
+def over(x: tf.Tensor, scale: trees.Leaf) -> tf.Tensor:
   """Returns a variable mapped back from the scaled space."""
   if not isinstance(scale, contract.Kronecker):
     return tf.divide(x, scale)
@@ -40,25 +40,25 @@ def over(x: tf.Tensor, scale: Any) -> tf.Tensor:
 
 
 def is_kronecker(scale: trees.Tree) -> bool:
-  """Whether any variable's scale is."""
+  """Returns whether the scale of any variable is a `Kronecker`."""
   return any(isinstance(leaf, contract.Kronecker) for leaf in tf.nest.flatten(scale))
 
 
 def packed(scale: trees.Tree) -> trees.Tree:
-  """A scale as nothing but tensors, which may travel: per variable one, or two sides."""
+  """Returns a scale as tensors only, to send: one per variable, or two sides."""
   return () if trees.absent(scale) else tuple(
       (leaf.left, leaf.right) if isinstance(leaf, contract.Kronecker) else (leaf,)
       for leaf in tf.nest.flatten(scale))
 
 
-def unpacked(scale: Any, like: trees.Tree) -> trees.Tree:
-  """Returns the tree of variables that `packed` was given."""
+def unpacked(scale: trees.Tree, like: trees.Tree) -> trees.Tree:
+  """Returns the scale that was `packed`, with the structure of `like`."""
   return tf.nest.pack_sequence_as(like, [
       contract.Kronecker(*leaf) if len(leaf) == 2 else leaf[0] for leaf in scale]) if scale else ()
 
 
-def matrices_of(scale: contract.Kronecker, shape: Any) -> Tuple[int, int, int]:
-  """`(count, d, p)`: what a variable of a shape looks like between the two sides.
+def matrices_of(scale: contract.Kronecker, shape: Sequence[int]) -> Tuple[int, int, int]:
+  """Returns `(count, d, p)`: a variable of a shape as `count` matrices [d, p].
 
   Raises:
     ValueError: If the sides are not square, or do not fit the variable.
@@ -84,7 +84,7 @@ def matrices_of(scale: contract.Kronecker, shape: Any) -> Tuple[int, int, int]:
 
 
 def on_last(x: tf.Tensor, side: tf.Tensor) -> tf.Tensor:
-  """A side of a `Kronecker` times every vector along the last axis of `x`."""
+  """Multiplies every vector along the last axis of `x` by a side of a `Kronecker`."""
   side = tf.cast(side, x.dtype)
   if side.shape.rank == 1:
     return x * side

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public constants that determine the privacy of a run, as one frozen record.
 
-Accounting, batches, ledger and statement take `Terms`; `PrivacyPlan` is a `Terms` that also
-checks itself and answers questions.
+Accounting, batches, ledger and statement use `Terms`. `PrivacyPlan` is a `Terms` that also checks
+its fields and computes the privacy cost.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def check_adjacency(adjacency: str) -> None:
 def record_distance(adjacency: str) -> float:
   """Returns the largest distance of clipped sums of two neighbors, in clip norms.
 
-  One where a record comes, goes or is blanked, two where another takes its place. This
-  is the only place that knows; noise and accounting both count in units of it.
+  It is one if a record is added, removed or zeroed out, two if it is replaced. Noise and
+  accounting both use this function.
   """
   check_adjacency(adjacency)
   return 2.0 if adjacency == 'replace' else 1.0

@@ -6,14 +6,15 @@ from typing import Any, Callable, Dict
 import tensorflow as tf
 
 Tree = Any  # A nest of tensors, or of their specs.
+Leaf = Any  # A tensor, or another leaf of a tree.
 Scalar = Any  # A number, or a tensor of shape [].
-# Elements of eight tensors, or of fewer. Each tensor takes some hundredths of a second to compile;
-# with as many elements, a thousand steps bring that back.
+# Number of elements of up to eight tensors. Each tensor takes some hundredths of a second to
+# compile; with this number of elements, a thousand steps save as much.
 WORTH_COMPILING = 2**16
 
 
 def map(function: Callable[..., Any], *trees: Tree) -> Tree:  # pylint: disable=redefined-builtin
-  """`function` of every leaf, or of the leaves that stand in one place of several trees."""
+  """Calls `function` for every leaf, or for corresponding leaves of several trees."""
   return tf.nest.map_structure(function, *trees)
 
 
@@ -42,7 +43,7 @@ def flatten(tree: Tree) -> tf.Tensor:
 
 
 def unflatten(vector: tf.Tensor, tree: Tree) -> Tree:
-  """The inverse of `flatten`, in the shapes of `tree` (tensors or specs)."""
+  """Inverts `flatten`, with the shapes of `tree` (tensors or specs)."""
   leaves = tf.nest.flatten(tree)
   parts = tf.split(vector, [leaf.shape.num_elements() for leaf in leaves])
   return tf.nest.pack_sequence_as(
@@ -50,7 +51,7 @@ def unflatten(vector: tf.Tensor, tree: Tree) -> Tree:
 
 
 def dtype_of(specs: Tree) -> tf.DType:
-  """The dtype of the scalars that go with a tree: that of its first leaf."""
+  """Returns the dtype of the first leaf, for scalars that are used with a tree."""
   leaves = tf.nest.flatten(specs)
   return leaves[0].dtype if leaves else tf.float32
 
@@ -61,17 +62,17 @@ def wide(dtype: tf.DType) -> tf.DType:
 
 
 def wide_spec(spec: tf.TensorSpec) -> tf.TensorSpec:
-  """The spec of the sums and of the noise for a tensor like `spec`."""
+  """Returns the spec of the sums and of the noise for a tensor like `spec`."""
   return tf.TensorSpec(spec.shape, wide(spec.dtype), getattr(spec, 'name', None))
 
 
-def widen(tensor: Any) -> tf.Tensor:
-  """A dense tensor of float32 at least: gradients of half precision are not summed as such."""
+def widen(tensor: tf.types.experimental.TensorLike) -> tf.Tensor:
+  """Returns a dense tensor of float32 at least, because sums of half precision lose digits."""
   tensor = tf.convert_to_tensor(tensor)
   return tf.cast(tensor, wide(tensor.dtype))
 
 
-def check_specs(**values: Any) -> None:
+def check_specs(**values: Tree) -> None:
   """Raises unless each is a tree of `tf.TensorSpec`, of floating point and known shape."""
   for name, specs in values.items():
     try:
@@ -87,9 +88,9 @@ def check_specs(**values: Any) -> None:
 
 
 def like(tree: Tree, specs: Tree, name: str) -> Tree:
-  """`tree` as tensors, like `specs` in structure, shapes and dtypes.
+  """Returns `tree` as tensors, like `specs` in structure, shapes and dtypes.
 
-  A number in the place of a vector would be clipped as one and then copied into every coordinate.
+  A number in place of a vector would be clipped as one number and then copied to every coordinate.
 
   Raises:
     ValueError, TypeError: If anything differs, as of `tf.nest.assert_same_structure`; where a
@@ -102,7 +103,7 @@ def like(tree: Tree, specs: Tree, name: str) -> Tree:
     tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(tree)]
     received = [(leaf.shape.as_list() if leaf.shape.rank is not None else None, leaf.dtype.name)
                 for leaf in tensors]
-  except (TypeError, ValueError) as error:  # Another structure, or leaves that are no numbers.
+  except (TypeError, ValueError) as error:  # The structure differs, or leaves are not numbers.
     tensors, kind = [], type(error)
   leaves = tf.nest.flatten(specs)
   if len(tensors) != len(leaves) or not all(
@@ -115,26 +116,26 @@ def like(tree: Tree, specs: Tree, name: str) -> Tree:
       shaped(leaf, spec.shape) for leaf, spec in zip(tensors, leaves)])
 
 
-def shaped(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-  """`tf.ensure_shape`, which takes an operation only where the shape is not known.
+def shaped(tensor: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+  """Calls `tf.ensure_shape` unless the shape is known.
 
-  Under XLA that operation is dear even then: steps of a transformer with dropout took fifteen
-  times as long (TensorFlow 2.21, CPU).
+  The operation is slow under XLA: steps of a transformer with dropout took fifteen times as long
+  (TensorFlow 2.21, CPU).
   """
   return tensor if tensor.shape == shape else tf.ensure_shape(tensor, shape)
 
 
-def insist(condition: tf.Tensor, *said: Any) -> Any:
-  """Returns an operation that fails where the condition does not hold, and says so; not under XLA.
+def insist(condition: tf.Tensor, *message: object) -> Any:
+  """Returns an operation that raises if the condition does not hold; not under XLA.
 
   `tf.debugging.Assert` takes a branch and thirty operations in a graph, and reads better outside.
   """
   kind = tf.debugging.Assert if tf.executing_eagerly() else tf.raw_ops.Assert
-  return kind(condition=condition, data=list(said))
+  return kind(condition=condition, data=list(message))
 
 
-def constant_like(value: Any, specs: Tree, name: str) -> Tree:
-  """`value`, a number or a nest of arrays like `specs`, as a tree of tensors."""
+def constant_like(value: Tree, specs: Tree, name: str) -> Tree:
+  """Returns `value`, a number or a nest of arrays like `specs`, as a tree of tensors."""
   leaves = tf.nest.flatten(specs)
   values = tf.nest.flatten(value)
   if len(values) == 1 and not getattr(values[0], 'shape', ()):
@@ -165,9 +166,9 @@ def one_pass(function: Callable[..., Tree]) -> Callable[..., Tree]:
 
 
 def worth_compiling(*sizes: int) -> bool:
-  """Whether XLA is to compile a function of tensors with so many elements.
+  """Returns whether XLA should compile a function of tensors with so many elements.
 
-  Only large ones, and not on a GPU, because the compiler is often missing there and memory is fast.
+  It should for large tensors, but not on a GPU, where memory is fast and compilers may be missing.
   """
   large = sum(sizes) >= WORTH_COMPILING * max(1, len(sizes) / 8)
   return large and not tf.config.list_physical_devices('GPU')

@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Dict, Optional, Sequence
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 
+Rule = Any  # A `contract.Rule`, which has a field of this module.
 SHORTEST = 1e-12  # Norm below which directions are rounding, for AutoV.
 
 
@@ -24,16 +26,16 @@ class Clipping:
   def __repr__(self) -> str:
     """Returns the call that creates this value, without default arguments."""
     fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
-    said = [(one.name, getattr(self, one.name)) for one in fields
-            if getattr(self, one.name) != one.default]
-    return f'tfdp.clipping.{type(self).__name__}({", ".join(f"{n}={v!r}" for n, v in said)})'
+    values = [(one.name, getattr(self, one.name)) for one in fields
+              if getattr(self, one.name) != one.default]
+    return f'tfdp.clipping.{type(self).__name__}({", ".join(f"{n}={v!r}" for n, v in values)})'
 
-  def rule(self, rule: Any, batch_size: Optional[float] = None,
-           noise_multiplier: Optional[float] = None) -> Any:
+  def rule(self, rule: Rule, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> Rule:
     """Returns the rule with this clipping. Groups are added once variables are known."""
     raise NotImplementedError
 
-  def grouped(self, rule: Any, variables: Sequence[Any]) -> Any:
+  def grouped(self, rule: Rule, variables: Sequence[compat.Variable]) -> Rule:
     """Returns the same rule on gradients clipped in groups of these variables."""
     del variables
     return rule
@@ -51,8 +53,8 @@ class Weight(Clipping):
   """A weight of records by their norm.
 
   Attributes:
-    may_grow: Whether records may come out longer than they were.
-    passes: Whether records within the clip norm stay as they are, bit by bit.
+    may_grow: Whether records may become longer.
+    passes: Whether records within the clip norm do not change, bit by bit.
   """
 
   may_grow: ClassVar[bool] = False
@@ -67,9 +69,9 @@ class Weight(Clipping):
     constants: Any = dataclasses.asdict(self)  # type: ignore[call-overload]
     return f'{type(self).__name__}({", ".join(f"{n}={v:g}" for n, v in constants.items())})'
 
-  def rule(self, rule: Any, batch_size: Optional[float] = None,
-           noise_multiplier: Optional[float] = None) -> Any:
-    if any(ask.projection != 'rescale' for ask in rule.asks):
+  def rule(self, rule: Rule, batch_size: Optional[float] = None,
+           noise_multiplier: Optional[float] = None) -> Rule:
+    if not self.passes and any(ask.projection != 'rescale' for ask in rule.asks):
       raise ValueError(
           f'`clipping` must be Hard() for {rule.name}, whose records are projected, not rescaled '
           f"(projection='euclidean'). Received: clipping={self!r}.")
@@ -79,7 +81,7 @@ class Weight(Clipping):
     """Returns the norm of the weighted record, for norms [...] from 0 to infinity."""
     zeta = like(clip_norm, norm)
     relative = tf.minimum(self._relative(norm, zeta), tf.ones_like(norm))
-    # A clip norm of zero keeps nothing, whatever the quotients are.
+    # With a clip norm of zero, quotients may not be finite.
     return tf.where(zeta > 0, zeta * relative, tf.zeros_like(norm))
 
   def factor(self, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
@@ -95,13 +97,9 @@ class Weight(Clipping):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Hard(Weight):
-  """Records above the clip norm are scaled down to it."""
+  """Scales records above the clip norm down to it."""
 
   passes: ClassVar[bool] = True
-
-  def rule(self, rule: Any, batch_size: Optional[float] = None,
-           noise_multiplier: Optional[float] = None) -> Any:
-    return rule
 
   def factor(self, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:
     positive = norm > 0
@@ -115,7 +113,7 @@ class Hard(Weight):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class AutoV(Weight):
-  """Every record is scaled to the clip norm (AUTO-V, arXiv:2206.07136)."""
+  """Scales every record to the clip norm (AUTO-V, arXiv:2206.07136)."""
 
   may_grow: ClassVar[bool] = True
 
@@ -125,7 +123,7 @@ class AutoV(Weight):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class AutoS(Weight):
-  """A norm n becomes C n / (n + gamma), for the clip norm C (AUTO-S, arXiv:2206.07136)."""
+  """Scales a norm n to C n / (n + gamma), for the clip norm C (AUTO-S, arXiv:2206.07136)."""
 
   gamma: float = 0.01
   may_grow: ClassVar[bool] = True
@@ -136,7 +134,7 @@ class AutoS(Weight):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PSAC(Weight):
-  """A norm n becomes C / (1 + r / (n (n + r))), for the clip norm C (arXiv:2212.00328)."""
+  """Scales a norm n to C / (1 + r / (n (n + r))), for the clip norm C (arXiv:2212.00328)."""
 
   r: float = 0.1
   may_grow: ClassVar[bool] = True
@@ -148,7 +146,7 @@ class PSAC(Weight):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Tanh(Weight):
-  """A norm n becomes C tanh(n / C), for the clip norm C."""
+  """Scales a norm n to C tanh(n / C), for the clip norm C."""
 
   def _relative(self, norm: tf.Tensor, zeta: tf.Tensor) -> tf.Tensor:
     return tf.tanh(norm / zeta)
@@ -156,7 +154,7 @@ class Tanh(Weight):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PNorm(Weight):
-  """A norm n becomes (n^-p + C^-p)^(-1/p), for the clip norm C and p >= 1."""
+  """Scales a norm n to (n^-p + C^-p)^(-1/p), for the clip norm C and p >= 1."""
 
   p: float = 2.0
 

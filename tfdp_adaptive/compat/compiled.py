@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `compile` makes of losses and metrics in either Keras."""
+"""Losses and metrics that were given to `compile`, in either Keras."""
 
 import contextlib
 import importlib
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import tensorflow as tf
 
 from tfdp_adaptive.compat import stack
 
 
-def has_own_call(loss: Any) -> bool:
-  """Whether a loss object reduces batches by code of its own."""
+def has_own_call(loss: stack.Loss) -> bool:
+  """Returns whether a loss object overrides how Keras reduces batches."""
   return type(loss).__call__ is not stack.keras.losses.Loss.__call__
 
 
-def loss_of_batch(loss: Any, target: Any, output: Any, sample_weight: Any = None) -> tf.Tensor:
-  """Returns what Keras computes of a batch for a loss that was given to `compile`."""
+def loss_of_batch(
+    loss: stack.Loss, target: tf.Tensor, output: tf.Tensor,
+    sample_weight: Optional[tf.Tensor] = None) -> tf.Tensor:
+  """Returns the loss of a batch as Keras computes it."""
   if not stack.KERAS_3:
-    loss._allow_sum_over_batch_size = True  # As `compile` does, for strategies.
+    loss._allow_sum_over_batch_size = True  # `compile` sets it, for strategies.
   kwargs = {} if sample_weight is None else {'sample_weight': sample_weight}
   return loss(target, output, **kwargs)
 
 
-def compiled_loss(loss: Any, loss_weights: Any, names: Any) -> Callable[..., tf.Tensor]:
+def compiled_loss(
+    loss: stack.Tree, loss_weights: stack.Tree,
+    names: Optional[List[str]]) -> Callable[..., tf.Tensor]:
   """Returns Keras' own loss of a batch, `(y, outputs, sample_weight) -> scalar`."""
   if stack.KERAS_3:
     lib: Any = importlib.import_module(f'{stack.PRIVATE}.trainers.compile_utils')
@@ -32,8 +36,9 @@ def compiled_loss(loss: Any, loss_weights: Any, names: Any) -> Callable[..., tf.
   return lib.LossesContainer(loss, loss_weights, output_names=names)
 
 
-def output_loss_trackers(model: stack.Model, y: Any, outputs: Any) -> Dict[str, Any]:
-  """The metrics that `fit` shows as the losses of several outputs, by the name of the output."""
+def output_loss_trackers(
+    model: stack.Model, y: stack.Tree, outputs: stack.Tree) -> Dict[str, stack.Metric]:
+  """Returns the metrics that `fit` shows as the losses of several outputs, by output name."""
   with tf.init_scope():
     if stack.KERAS_3:
       compiled = model._compile_loss
@@ -48,8 +53,9 @@ def output_loss_trackers(model: stack.Model, y: Any, outputs: Any) -> Dict[str, 
 
 
 @contextlib.contextmanager
-def counting(model: stack.Model, y: Any, outputs: Any, weights: Any) -> Iterator[None]:
-  """Gives the unweighted metrics of `compile` weights of their own, in the structure of outputs."""
+def counting(
+    model: stack.Model, y: stack.Tree, outputs: stack.Tree, weights: stack.Tree) -> Iterator[None]:
+  """Gives other weights to the unweighted metrics of `compile`, in the structure of outputs."""
   compiled = model._compile_metrics if stack.KERAS_3 else model.compiled_metrics
   if compiled is None or weights is None:
     yield

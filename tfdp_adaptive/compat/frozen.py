@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single weights that are frozen, and layers made again in float64."""
+"""Frozen single weights, and copies of layers in float64."""
 
-from typing import Any, Iterable, List
+from typing import Iterable, List
 
 from tfdp_adaptive.compat import model
 from tfdp_adaptive.compat import stack
@@ -14,20 +14,20 @@ def trained_variables(layer: stack.Layer) -> List[stack.Variable]:
 
 
 def called(layer: stack.Layer) -> str:
-  """The name of the method that a layer's `__call__` calls."""
+  """Returns the name of the method that a layer's `__call__` calls."""
   return 'quantized_call' if getattr(layer, 'quantization_mode', None) else 'call'
 
 
 def freeze(variable: stack.Variable, frozen: bool = True) -> None:
-  """Freezes one variable of a layer that trains, or thaws one that was frozen so."""
+  """Freezes one variable of a layer that trains, or unfreezes it again."""
   if frozen or is_frozen(variable):
     model.raw_variable(variable)._tfdp_frozen = frozen
     if stack.KERAS_3:
-      variable.trainable = not frozen  # Keras 2 knows of layers alone.
+      variable.trainable = not frozen  # Keras 2 freezes layers only.
 
 
 def is_frozen(variable: stack.Variable) -> bool:
-  """Whether `freeze` froze a variable."""
+  """Returns whether `freeze` froze a variable."""
   return getattr(model.raw_variable(variable), '_tfdp_frozen', False)
 
 
@@ -37,15 +37,15 @@ def unfrozen(variables: Iterable[stack.Variable]) -> List[stack.Variable]:
 
 
 def leaf_name(variable: stack.Variable) -> str:
-  """The name of a variable in its layer, such as 'bias'."""
+  """Returns the name of a variable in its layer, such as 'bias'."""
   return variable.name.split('/')[-1].split(':')[0]
 
 
-def in_float64(layer: stack.Layer, *args: Any, **kwargs: Any) -> stack.Layer:
-  """Returns a layer like another, with its weights, that computes in float64.
+def in_float64(layer: stack.Layer, *args: stack.Tree, **kwargs: stack.Tree) -> stack.Layer:
+  """Returns a copy of a layer, with its weights, that computes in float64.
 
   Raises:
-    Exception: Of any kind, if the layer cannot be made again of its config.
+    Exception: Of any kind, if the layer cannot be created from its config.
   """
   copy = type(layer).from_config({**layer.get_config(), 'dtype': 'float64'})
   copy(*args, **kwargs)

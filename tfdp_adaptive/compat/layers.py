@@ -13,12 +13,12 @@ def initializers(layer: stack.Layer) -> List[Any]:
   return [value for name, value in vars(layer).items() if name.endswith('initializer')]
 
 
-def is_layer(value: Any) -> bool:
+def is_layer(value: object) -> bool:
   return isinstance(value, stack.keras.layers.Layer)
 
 
-def words_of(layer: stack.Layer, data: Any) -> List[List[str]]:
-  """The words that a `TextVectorization` or `StringLookup` looks up, of each record of `data`."""
+def words_of(layer: stack.Layer, data: stack.Tree) -> List[List[str]]:
+  """Returns the words of each record that a `TextVectorization` or `StringLookup` looks up."""
   texts = tf.convert_to_tensor(data, tf.string)
   words = layer._preprocess(texts) if hasattr(layer, '_lookup_layer') else texts
   rows = words.to_list() if isinstance(words, tf.RaggedTensor) else words.numpy().tolist()
@@ -28,7 +28,7 @@ def words_of(layer: stack.Layer, data: Any) -> List[List[str]]:
 
 
 def autographed(layer: stack.Layer, function: Callable[..., Any]) -> Callable[..., Any]:
-  """`function`, the layer's `call`, as Keras would run it in a graph."""
+  """Returns `function`, the layer's `call`, as Keras would run it in a graph."""
   own = not type(layer).__module__.startswith('keras.')
   if stack.KERAS_3 or not own or tf.executing_eagerly():
     return function
@@ -36,8 +36,8 @@ def autographed(layer: stack.Layer, function: Callable[..., Any]) -> Callable[..
   return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
-def with_captures(concrete: Any) -> Callable[..., List[tf.Tensor]]:
-  """A concrete function of its inputs and captures, in this order."""
+def with_captures(concrete: stack.Function) -> Callable[..., List[tf.Tensor]]:
+  """Returns a concrete function as a function of its inputs and captures, in this order."""
   count = len(concrete.inputs) - len(concrete.captured_inputs)
   return lambda *values: tf.nest.flatten(
       concrete._call_flat(list(values[:count]), list(values[count:])))
@@ -50,20 +50,19 @@ def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Part of the name of operations that must not go through `tf.vectorized_map`, or ''.
-# TF 2.21's products of batches of matrices (oneDNN) write beyond their memory where an
-# axis of size one is broadcast, which is what batches of one example become: wrong
-# numbers or a crash (tensorflow issue 117700).
+# TF 2.21's products of batches of matrices (oneDNN) write beyond their memory if they broadcast an
+# axis of size one, as for batches of one example: wrong numbers, a crash (tensorflow issue 117700).
 UNSAFE_WHEN_VECTORIZED = 'BatchMatMul' if stack.KERAS_3 else ''
 
 
 def vectorizes_safely(operations: Iterable[str]) -> bool:
-  """Whether a function of these kinds of operations may go through `tf.vectorized_map`."""
+  """Returns whether a function of these types of operations may go through `tf.vectorized_map`."""
   unsafe = UNSAFE_WHEN_VECTORIZED
   return not (unsafe and any(unsafe in name for name in operations))
 
 
 def vectorizes_wrongly(layer: stack.Layer) -> bool:
-  """Whether `tf.vectorized_map` over examples goes wrong in a layer.
+  """Returns whether `tf.vectorized_map` over examples fails in a layer.
 
   On Keras 3 attention crashes the process (TF 2.21), and dropout would draw one mask
   for all examples.
@@ -73,20 +72,20 @@ def vectorizes_wrongly(layer: stack.Layer) -> bool:
 
 
 def depthwise_kernel(layer: stack.Layer) -> stack.Variable:
-  """The kernel of a depthwise convolution."""
+  """Returns the kernel of a depthwise convolution."""
   return layer.kernel if stack.KERAS_3 else layer.depthwise_kernel
 
 
 # Arguments of the `call` of recurrent layers after the inputs, in order.
 RECURRENT_ARGUMENTS = (('initial_state', 'mask', 'training') if stack.KERAS_3 else
                        ('mask', 'training', 'initial_state'))
-# Whether TimeDistributed joins the time axis with the batch; else it calls its layer per step.
+# Whether TimeDistributed joins the time axis with the batch, or calls its layer at each step.
 TIME_DISTRIBUTED_FOLDS = not stack.KERAS_3
 
 
 def recurrent_dropout_mask(
-    cell: stack.Layer, like: tf.Tensor, rate: float, training: Any) -> tf.Tensor:
-  """A mask of inverted dropout from a recurrent cell's own generator, shaped as `like`."""
+    cell: stack.Layer, like: tf.Tensor, rate: float, training: bool) -> tf.Tensor:
+  """Draws a mask of inverted dropout from a recurrent cell's own generator, shaped as `like`."""
   ones = tf.ones_like(like)
   if stack.KERAS_3:
     return stack.keras.random.dropout(ones, rate, seed=cell.seed_generator)
@@ -96,7 +95,7 @@ def recurrent_dropout_mask(
 
 def recurrent_mask_getter(
     kind: str, masks: List[tf.Tensor], sequence: bool) -> Tuple[str, Callable[..., Any]]:
-  """Name and body of the method by which recurrent layers get their masks.
+  """Returns name and body of the method by which recurrent layers get their masks.
 
   Args:
     kind: 'dropout' or 'recurrent_dropout'.
@@ -107,7 +106,7 @@ def recurrent_mask_getter(
   if stack.KERAS_3:
     return f'get_{kind}_mask', lambda *_, **__: masks[0] if len(masks) == 1 else masks
 
-  def getter(inputs: Any, training: Any, count: int = 1) -> Any:
+  def getter(inputs: tf.Tensor, training: bool, count: int = 1) -> Any:
     del inputs, training
     return masks[0] if count == 1 else (masks * count)[:count]
 

@@ -3,7 +3,7 @@
 
 import functools
 import importlib
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, Iterable, List
 
 import tensorflow as tf
 
@@ -16,7 +16,7 @@ def losses_named(*names: str) -> List[Any]:
 
 
 def weight_regularization(model: stack.Model) -> List[tf.Tensor]:
-  """Losses that depend on the weights alone, as a list of scalars."""
+  """Returns the losses that depend on the weights alone, as a list of scalars."""
   if stack.KERAS_3:
     return [v.regularizer(v) for v in model.trainable_variables if v.regularizer is not None]
   return [tf.cast(tf.reduce_sum(loss()), tf.float32) for layer in model._flatten_layers()
@@ -24,59 +24,59 @@ def weight_regularization(model: stack.Model) -> List[tf.Tensor]:
 
 
 def penalties(model: stack.Model) -> List[Callable[..., Any]]:
-  """The functions that `weight_regularization` calls."""
+  """Returns the functions that `weight_regularization` calls."""
   if stack.KERAS_3:
     return [v.regularizer for v in model.trainable_variables if v.regularizer is not None]
   return [loss for layer in model._flatten_layers() for loss in layer._callable_losses]
 
 
-def is_variable(value: Any) -> bool:
+def is_variable(value: object) -> bool:
   return isinstance(value, (tf.Variable, getattr(stack.keras, 'Variable', tf.Variable)))
 
 
 def has_data_losses(model: stack.Model) -> bool:
-  """Whether the last call of the model added losses that depend on the data."""
+  """Returns whether the last call of the model added losses that depend on the data."""
   if stack.KERAS_3:
     return any(layer._get_own_losses() for layer in model._flatten_layers())
   return any(layer._losses or layer._eager_losses for layer in model._flatten_layers())
 
 
 def leaf_layers(model: stack.Model) -> List[stack.Layer]:
-  """Every layer that has no layers inside, nested models included, once."""
+  """Returns every layer that has no layers inside, also those of nested models, once."""
   layers = {id(l): l for l in model._flatten_layers(include_self=False, recursive=True)}
   return [l for l in layers.values()
           if not list(l._flatten_layers(include_self=False, recursive=True))]
 
 
-def loss_tracker(model: stack.Model, outputs: Any) -> Any:
-  """The metric that `fit` shows as `loss`."""
+def loss_tracker(model: stack.Model, outputs: stack.Tree) -> stack.Metric:
+  """Returns the metric that `fit` shows as `loss`."""
   if not stack.KERAS_3 and not model.compiled_loss.built:
     model.compiled_loss.build(outputs)
   return next(metric for metric in model.metrics if metric.name == 'loss')
 
 
-def is_model(value: Any) -> bool:
+def is_model(value: object) -> bool:
   return isinstance(value, stack.keras.Model)
 
 
-def all_layers(model: Any) -> List[Any]:
-  """A model or layer, and every layer inside."""
+def all_layers(model: stack.Layer) -> List[stack.Layer]:
+  """Returns a model or layer, and every layer inside."""
   return list(model._flatten_layers(include_self=True, recursive=True))
 
 
-def built_variables(model: Any) -> List[stack.Variable]:
+def built_variables(model: stack.Layer) -> List[stack.Variable]:
   """Returns the existing variables of a model or layer, without vocabularies."""
   return list({id(v): v for layer in all_layers(model) if layer.built
                for v in layer.variables if hasattr(v, 'assign')}.values())
 
 
 def sequential_layers(model: stack.Model) -> List[Any]:
-  """The layers of a Sequential, with its input: before an `Embedding`, Keras 2 makes another."""
+  """Returns the layers of a Sequential with its own input, which Keras 2 may hide."""
   return model.layers if stack.KERAS_3 or not model.inputs else list(model._self_tracked_trackables)
 
 
 def input_structure(model: stack.Model) -> Any:
-  """The nest of a functional model's symbolic inputs, or None."""
+  """Returns the nest of a functional model's symbolic inputs, or None."""
   return getattr(model, '_inputs_struct' if stack.KERAS_3 else '_nested_inputs', None)
 
 
@@ -93,19 +93,21 @@ def input_specs(model: stack.Model) -> Any:
 
 
 def output_structure(model: stack.Model) -> Any:
-  """The nest of a functional model's symbolic outputs, or None."""
+  """Returns the nest of a functional model's symbolic outputs, or None."""
   return getattr(model, '_outputs_struct' if stack.KERAS_3 else '_nested_outputs', None)
 
 
-def clone_model(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any]) -> Any:
-  """Keras' `clone_model`; functional ones call copies by `call(layer, *args, **kwargs)`."""
+def clone_model(
+    model: stack.Model, clone: Callable[[stack.Layer], stack.Layer],
+    call: Callable[..., stack.Tree]) -> stack.Model:
+  """Calls Keras' `clone_model`; functional models call copies by `call(layer, *args, **kwargs)`."""
   if stack.KERAS_3 and not isinstance(model, stack.keras.Sequential):
     return stack.keras.models.clone_model(model, clone_function=clone, call_function=call)
   return stack.keras.models.clone_model(model, clone_function=clone)
 
 
 def on_clones(made: Callable[[stack.Model, stack.Model], stack.Model]) -> None:
-  """Has every copy that Keras makes of a Sequential, whose class it forgets, pass by a caller.
+  """Registers `made` to convert clones: `clone_model` drops the subclass of a Sequential.
 
   Args:
     made: `(model, copy) -> ` the copy that `keras.models.clone_model` returns.
@@ -117,13 +119,13 @@ def on_clones(made: Callable[[stack.Model, stack.Model], stack.Model]) -> None:
 
 
 def output_names(model: stack.Model) -> Any:
-  """Names of a functional model's outputs in order; None where they have keys, or none."""
+  """Returns the names of a functional model's outputs; None if they have keys or no names."""
   keyed = isinstance(output_structure(model), dict)
   return None if keyed else getattr(model, 'output_names', None)
 
 
 def raw_variable(variable: stack.Variable) -> tf.Variable:
-  """The `tf.Variable` of a model's variable."""
+  """Returns the `tf.Variable` of a model's variable."""
   return variable._value if stack.KERAS_3 and hasattr(variable, '_value') else variable
 
 
@@ -133,9 +135,14 @@ def seeds(model: stack.Model) -> List[tf.Variable]:
 
 
 def variable_key(variable: stack.Variable) -> int:
-  """Equal for a model's variable and for the `tf.Variable` a tape saw being read."""
+  """Returns a key that a model's variable shares with the `tf.Variable` that a tape watches."""
   raw = raw_variable(variable)
-  return id(getattr(raw, 'handle', raw))  # Tables of words, among Keras 2's weights, have none.
+  return id(getattr(raw, 'handle', raw))  # Tables of words are weights in Keras 2.
+
+
+def by_key(variables: Iterable[stack.Variable]) -> Dict[int, stack.Variable]:
+  """Returns the variables by their keys."""
+  return {variable_key(v): v for v in variables}
 
 
 def describe(variable: stack.Variable) -> str:
@@ -144,6 +151,6 @@ def describe(variable: stack.Variable) -> str:
 
 
 def overrides(model: stack.Model, method: str) -> bool:
-  """Whether a model has a method of its own, wherever it comes from, in place of Keras'."""
+  """Returns whether a model has another method than that of `keras.Model`."""
   bound = getattr(model, method)
   return getattr(bound, '__func__', bound) is not getattr(stack.keras.Model, method)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What optimizers of either Keras need: construction, variables, updates, loss scaling."""
+"""Optimizers of either Keras: construction, variables, updates, loss scaling."""
 
 from typing import Any, Dict, Sequence, Tuple
 
@@ -11,9 +11,9 @@ from tfdp_adaptive.compat import strategy
 
 
 def init_optimizer(
-    optimizer: stack.Optimizer, learning_rate: Any, name: str, **kwargs: Any) -> None:
+    optimizer: stack.Optimizer, learning_rate: object, name: str, **kwargs: object) -> None:
   """Calls the base class constructor; learning rate schedules work on both."""
-  kwargs.setdefault('weight_decay', None)  # With Keras 2's own default every step subtracts zeros.
+  kwargs.setdefault('weight_decay', None)  # Keras 2 would subtract zeros.
   if stack.KERAS_3:
     stack.keras.optimizers.Optimizer.__init__(
         optimizer, learning_rate=learning_rate, name=name, **kwargs)
@@ -40,8 +40,8 @@ def mark_built(optimizer: stack.Optimizer) -> None:
 
 
 def add_optimizer_variable(
-    optimizer: stack.Optimizer, value: Any, name: str = 'private_state') -> stack.Variable:
-  """A variable that is saved with the optimizer, from a NumPy value."""
+    optimizer: stack.Optimizer, value: stack.Tree, name: str = 'private_state') -> stack.Variable:
+  """Creates a variable that is saved with the optimizer, from a NumPy value."""
   if stack.KERAS_3:
     return optimizer.add_variable(
         shape=value.shape, dtype=value.dtype.name, name=name, aggregation='only_first_replica',
@@ -54,40 +54,40 @@ def add_optimizer_variable(
 class GlobalOptimizer(stack.keras.optimizers.Optimizer):
   """A Keras optimizer whose gradients are already summed over all replicas."""
 
-  def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
-    return grads_and_vars  # Keras 3 sends all of them to all replicas otherwise.
+  def _all_reduce_sum_gradients(self, grads_and_vars: Sequence[Any]) -> Sequence[Any]:
+    return grads_and_vars  # Otherwise Keras 3 would sum them over all replicas.
 
 
 def apply_direction(
     optimizer: stack.Optimizer, grads_and_vars: Sequence[Tuple[tf.Tensor, stack.Variable]]) -> None:
-  """Base class update (learning rate, weight decay, EMA); gradients are already global."""
+  """Calls the base class update (learning rate, weight decay, EMA) with global gradients."""
   kwargs = {} if stack.KERAS_3 else {'skip_gradients_aggregation': True}
   stack.keras.optimizers.Optimizer.apply_gradients(optimizer, grads_and_vars, **kwargs)
 
 
-def descend(variable: Any, rate: tf.Tensor, direction: tf.Tensor) -> None:
+def descend(variable: stack.Variable, rate: tf.Tensor, direction: tf.Tensor) -> None:
   """Subtracts `rate * direction` from a variable, in one pass over its memory."""
-  raw = getattr(variable, '_value', variable) if stack.KERAS_3 else variable
-  tf.raw_ops.ResourceApplyGradientDescent(var=raw.handle, alpha=rate, delta=direction)
+  tf.raw_ops.ResourceApplyGradientDescent(
+      var=models.raw_variable(variable).handle, alpha=rate, delta=direction)
 
 
 def learning_rate_schedule(optimizer: stack.Optimizer) -> Any:
-  """The function of steps that gives the learning rate, or None if a variable does."""
+  """Returns the learning rate as a function of steps, or None if it is a variable."""
   rate = optimizer._learning_rate
   return None if models.is_variable(rate) else rate
 
 
 def unwrap_loss_scaling(optimizer: stack.Optimizer) -> stack.Optimizer:
-  """The optimizer inside a `LossScaleOptimizer`; clipping needs unscaled gradients."""
+  """Returns the optimizer in a `LossScaleOptimizer`; clipping needs unscaled gradients."""
   wrapper = getattr(stack.keras.mixed_precision, 'LossScaleOptimizer', ())
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
 
 
-# Arguments of `compile` for losses to stay as they are.
+# Arguments of `compile` that turn loss scaling off.
 NO_LOSS_SCALING = {'auto_scale_loss': False} if stack.KERAS_3 else {}
 
 
 def drop_loss_scaling(model: stack.Model) -> None:
-  """Takes off the `LossScaleOptimizer` that `compile` put around the optimizer, if it does."""
+  """Removes the `LossScaleOptimizer` that `compile` of Keras 2 adds around the optimizer."""
   if not stack.KERAS_3:
     model.optimizer = unwrap_loss_scaling(model.optimizer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of weights and models that Keras writes and reads, of whatever model."""
+"""Hooks into the files of weights and models that Keras writes and reads."""
 
 import contextlib
 import functools
@@ -19,6 +19,8 @@ BACKUPS_KNOW_WORKERS = not stack.KERAS_3
 # Whether Keras' own backups of a `fit` are files of weights.
 BACKUPS_ARE_WEIGHTS = stack.KERAS_3
 
+_Own = Callable[..., Any]  # A function of Keras.
+
 
 @contextlib.contextmanager
 def owner_only(path: str) -> Iterator[None]:
@@ -35,7 +37,7 @@ def owner_only(path: str) -> Iterator[None]:
 def on_files(
     writing: Callable[..., Any], read: Callable[..., Any], whole: Callable[..., Any],
     legacy: Callable[..., Any]) -> None:
-  """Has every file of weights that Keras writes or reads, of whatever model, pass by a caller.
+  """Calls a caller's functions for every file of weights that Keras writes or reads, of any model.
 
   Args:
     writing: `(saved, store) -> context` while weights are written to a store of Keras.
@@ -46,33 +48,35 @@ def on_files(
   lib: Any = importlib.import_module(f'{stack.PRIVATE}.saving.saving_lib')
   copying = threading.local()
 
-  def around(module: Any, name: str, wrap: Callable[..., Any]) -> None:
+  def around(module: object, name: str, wrap: Callable[..., Any]) -> None:
     own = getattr(module, name)
     setattr(module, name, functools.wraps(own)(functools.partial(wrap, own)))
 
-  def save_state(own: Any, saved: Any, weights_store: Any, assets_store: Any, inner_path: str,
-                 *args: Any, **kwargs: Any) -> Any:
+  def save_state(own: _Own, saved: object, weights_store: object, assets_store: object,
+                 inner_path: str, *args: object, **kwargs: object) -> Any:
     outermost = weights_store is not None and not inner_path
     with writing(saved, weights_store) if outermost else contextlib.nullcontext():
       return own(saved, weights_store, assets_store, inner_path, *args, **kwargs)
 
-  def load_state(own: Any, saved: Any, weights_store: Any, assets_store: Any, inner_path: str,
-                 skip_mismatch: bool = False, *args: Any, **kwargs: Any) -> Any:
+  def load_state(own: _Own, saved: object, weights_store: object, assets_store: object,
+                 inner_path: str, skip_mismatch: bool = False, *args: object,
+                 **kwargs: object) -> Any:
     result = own(saved, weights_store, assets_store, inner_path, skip_mismatch, *args, **kwargs)
     if weights_store is not None and not inner_path:
       read(saved, weights_store, skip_mismatch)
     return result
 
-  def save_model(own: Any, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+  def save_model(
+      own: _Own, model: stack.Model, filepath: object, *args: object, **kwargs: object) -> Any:
     temporary = getattr(copying, 'now', False)
     with contextlib.nullcontext() if temporary else whole(model, filepath):
       return own(model, filepath, *args, **kwargs)
 
-  def save_legacy(wanted: str, own: Any, *args: Any, **kwargs: Any) -> Any:
+  def save_legacy(wanted: str, own: _Own, *args: object, **kwargs: object) -> Any:
     legacy(next(a for a in (*args, *kwargs.values()) if models.is_model(a)), wanted)
     return own(*args, **kwargs)
 
-  def pickled(own: Any, model: Any) -> Any:
+  def pickled(own: _Own, model: stack.Model) -> Any:
     copying.now = True
     try:
       return own(model)
@@ -103,7 +107,7 @@ def on_checkpoints(secret: Callable[[], bool]) -> None:
   own = tf.train.Checkpoint._write
 
   @functools.wraps(own)
-  def write(checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+  def write(checkpoint: tf.train.Checkpoint, *args: object, **kwargs: object) -> Any:
     path = own(checkpoint, *args, **kwargs)
     if secret():
       for file in glob.glob(f'{glob.escape(str(path))}.*'):

@@ -16,13 +16,17 @@ if KERAS_3:
 else:
   _keras = tf.keras
 keras: Any = _keras
-PRIVATE = 'keras.src'  # Where Keras keeps what is private to it.
+PRIVATE = 'keras.src'  # The private package of Keras.
 
 # Keras has no types that a checker could read.
 Model = Any
 Layer = Any
 Optimizer = Any
 Variable = Any
+Loss = Any
+Metric = Any
+Tree = Any  # A nest of tensors, arrays or specs.
+Function = Any  # A concrete function of TensorFlow.
 
 serializable = keras.saving.register_keras_serializable('tfdp_adaptive')
 

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replicas and workers of `tf.distribute`, under either Keras."""
 
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import tensorflow as tf
 
 from tfdp_adaptive.compat import stack
 
 
-def replicated_variable(value: Any, name: str) -> tf.Variable:
-  """A variable that is the same on all replicas, which all assign the same value."""
+def replicated_variable(value: stack.Tree, name: str) -> tf.Variable:
+  """Creates a variable to which all replicas assign the same value."""
   return tf.Variable(value, trainable=False, name=name,
                      aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
-def is_strategy(strategy: Any) -> bool:
-  """Whether it is one that somebody chose, and not TensorFlow's for none."""
+def is_strategy(strategy: tf.distribute.Strategy) -> bool:
+  """Returns whether a strategy is not the default one of TensorFlow."""
   return not type(strategy).__name__.startswith('_DefaultDistributionStrategy')
 
 
@@ -23,8 +23,8 @@ def has_replicas() -> bool:
   return tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
-def has_workers(strategy: Any = None) -> bool:
-  """Whether some replicas are in other processes."""
+def has_workers(strategy: Optional[tf.distribute.Strategy] = None) -> bool:
+  """Returns whether some replicas are in other processes."""
   strategy = strategy or tf.distribute.get_strategy()
   replicas = strategy.num_replicas_in_sync
   return replicas > 1 and replicas > len(strategy.extended.worker_devices)
@@ -36,19 +36,19 @@ def keras_distribution() -> Any:
 
 
 def logs_of_replica(logs: Dict[str, Any]) -> Dict[str, Any]:
-  """Returns the result of a step on several workers. Keras 3 averages along the first axis."""
+  """Returns the result of a step on workers, of which Keras 3 averages the first axis."""
   if not (stack.KERAS_3 and has_workers()):
     return logs
   return {name: tf.reshape(value, [1]) for name, value in logs.items()}
 
 
-def build_symbolically(model: stack.Model, iterator: Any, specs: Any = None) -> None:
-  """Makes the weights and metrics of a Keras 3 model under a strategy, which reads no batch.
+def build_symbolically(model: stack.Model, iterator: Any, specs: stack.Tree = None) -> None:
+  """Creates the weights and metrics of a Keras 3 model under a strategy, without a batch.
 
   Args:
     model: The model.
     iterator: The iterator that Keras would read.
-    specs: Nest of the specs of a batch, if its data set does not tell them.
+    specs: Nest of the specs of a batch. By default those of its data set.
   """
   if model._distribute_strategy is None:
     return
@@ -60,12 +60,12 @@ def build_symbolically(model: stack.Model, iterator: Any, specs: Any = None) -> 
 
 
 def read(variable: stack.Variable) -> Any:
-  """The value of a variable, which may be on several replicas, as a NumPy array."""
+  """Returns the value of a variable, which may be on several replicas, as a NumPy array."""
   return tf.convert_to_tensor(variable).numpy()
 
 
 def gather_replicas(vector: tf.Tensor) -> tf.Tensor:
-  """[replicas, n]: the vectors [n] of all replicas, on each of them."""
+  """Returns the vectors [n] of all replicas as [replicas, n], on each of them."""
   context = tf.distribute.get_replica_context()
   if not has_replicas() or context is None:
     return vector[tf.newaxis]
@@ -74,8 +74,8 @@ def gather_replicas(vector: tf.Tensor) -> tf.Tensor:
   return sum_over_replicas(mine[:, tf.newaxis] * vector)
 
 
-def sum_over_replicas(tree: Any) -> Any:
-  """The sum over all replicas, on each of them."""
+def sum_over_replicas(tree: stack.Tree) -> stack.Tree:
+  """Returns the sum over all replicas, on each of them."""
   context = tf.distribute.get_replica_context()
   if not has_replicas() or context is None:
     return tree
