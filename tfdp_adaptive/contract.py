@@ -9,17 +9,17 @@ Read this page first. A step of any private optimizer is one straight line:
     rule.update      Release          -> direction  PUBLIC: post-processing
     adapter          direction        -> weights    PUBLIC: Keras, DPQuery, TFF
 
-Who makes what, and who may see it:
+Who computes each value, and who may see it:
 
-*   A `Rule` makes queries and updates. It is pure: it sees releases only, never a
+*   A `Rule` computes queries and updates. It is pure: it sees releases only, never a
     record, a key, a batch size, a clip norm or a learning rate. So its privacy is
     that of the releases, whatever it computes (post-processing).
 *   An engine of `clipping` is the only code that sees records. Whatever the
     geometry, one record moves its `Sums` by at most one clip norm, in scaled units.
 *   `privatizer.Privatizer` is the only home of the noise multiplier, the divisor B,
     the adjacency, the row index of the noise, and secret state. Nothing else adds
-    noise to what a rule will see.
-*   A `privacy.PrivacyPlan` says in advance what all this costs.
+    noise for a rule.
+*   A `privacy.PrivacyPlan` computes the privacy cost in advance.
 
 These values are SECRET: `Sums`, the privatizer's state (future noise, clean accumulators),
 and losses and outputs of records. They never enter a shared checkpoint, a statement, or a
@@ -42,7 +42,7 @@ from tfdp_adaptive import weights
 from tfdp_adaptive.trees import Scalar
 from tfdp_adaptive.trees import Tree
 
-Stddevs = Tuple['Scalar', 'Scalar']  # On the mean, and on what is released besides.
+Stddevs = Tuple['Scalar', 'Scalar']  # Standard deviations on the mean and on the value.
 
 
 class Statistic(NamedTuple):
@@ -59,14 +59,13 @@ class Statistic(NamedTuple):
     specs: `specs -> specs` of the value.
     init: `specs -> secret`, the CLEAN state the statistic carries over steps;
       `()` for most. It is as private as the records.
-    amplifiable: Whether the value depends on the present batch only, so that
-      amplification by sampling may be claimed (algorithms of past clean data
-      may not).
+    amplifiable: Whether the value depends on the present batch only. Otherwise amplification by
+      sampling must not be claimed.
     private: False for the noiseless diagnostic, which has no guarantee.
-    participations: If positive, `stddevs` holds for records that take part in
-      at most so many steps, whatever their distance: the plan must see to it.
-    relative_noise: Of a value that is not amplifiable, and is accounted for by
-      itself: its noise multiplier divided by that of the mean.
+    participations: If positive, `stddevs` holds for records that take part in at most so many
+      steps, whatever their distance. The plan must ensure this.
+    relative_noise: The noise multiplier of a value that is not amplifiable, divided by that of the
+      mean. Such a value is accounted for separately.
   """
 
   per_record_square: bool
@@ -81,20 +80,20 @@ class Statistic(NamedTuple):
 
 
 class SideQuery(NamedTuple):
-  """Some numbers f(n) of every record's norm n that ride on an ask's noise. Static.
+  """Values f(n) of every record's norm n, released together with the mean. Static.
 
-  A record r and its numbers f are one joint release: with mean noise `factor` times what
-  it would be alone, and `std` on the sum of f, whatever the record
+  A record r and its values f are one joint release: the noise on the mean is larger by `factor`,
+  the noise on the sum of f is `std`, and for every record
 
       (||r|| / (factor * zeta))^2 + (sigma ||f|| / std)^2 <= 1.
 
   Attributes:
     size: The number of values.
-    of_norm: `(norm, clip_norm) -> f`, of any shape [...] to [..., size]; nothing is added
-      for padding and for records that are not finite.
+    of_norm: `(norm, clip_norm) -> f`, of any shape [...] to [..., size]; padding and records
+      that are not finite add nothing.
     noise: `(noise_multiplier, batch_size) -> (factor, std)`, for neighbours one record
       apart; both are zero noise at multiplier zero.
-    shrinks: Whether records must not be longer than before: weights of at most one.
+    shrinks: Whether weights of records must be at most one.
     even: Whether ||f|| is the same for every record.
     of_groups: Whether `of_norm` is given the norms and clip norms of groups, [..., K] and [K],
       instead of those of the whole record.
@@ -117,16 +116,21 @@ class Ask(NamedTuple):
   side_query: Optional[SideQuery] = None
   groups: Tuple[int, ...] = ()  # Group of each leaf, from 0; each is clipped by itself; () is one.
 
+  @property
+  def squares(self) -> bool:
+    """Returns whether the engine must also sum the squares of clipped records."""
+    return self.second is not None and self.second.per_record_square
+
 
 @dataclasses.dataclass(frozen=True)
 class Kronecker:
-  """The scale of one variable that is a matrix on either side: W is measured as `left W right'`.
+  """The scale of one variable by a matrix on either side: W is measured as `left W right'`.
 
-  A variable is seen as matrices [d, p], one behind the other in memory, all with the same two
-  sides: p is the product of its last axes, d that of the axes before them. A leaf of trees.
+  A variable is treated as matrices [d, p], one behind the other in memory, all with the same two
+  sides. p is the product of its last axes, d that of the axes before them. It is a leaf of trees.
 
   Attributes:
-    left: [d, d], invertible, or [d] > 0 for a diagonal; ones leave a side as it is.
+    left: [d, d], invertible, or [d] > 0 for a diagonal; ones for no scale.
     right: [p, p] or [p].
   """
 
@@ -182,7 +186,7 @@ Releases = Tuple[Release, ...]
 
 
 def isotropic(state: Tree, public: Tree = ()) -> Queries:
-  """The `query` of a rule that clips raw gradients in the plain L2 norm."""
+  """Returns the query of a rule that clips raw gradients in the plain L2 norm."""
   del state, public
   return (Query(),)
 
@@ -200,7 +204,7 @@ def in_scale(scale: Callable[[Any], Tree]) -> Callable[..., Queries]:
 def of_release(update: Callable[[Any, Release, Tree], Tuple[Tree, Any]]) -> Callable[..., Any]:
   """Returns the `update` of a rule with one ask, from `(state, release, public)`."""
 
-  def of_releases(state: Any, releases: Releases, public: Tree = ()) -> Any:
+  def of_releases(state: Tree, releases: Releases, public: Tree = ()) -> Tuple[Tree, Tree]:
     (release,) = releases
     return update(state, release, public)
 
@@ -227,22 +231,20 @@ class Rule(NamedTuple):
       by `-learning_rate * direction`.
     asks: The clipped sums to compute at every step.
     public: None, 'mean', 'records' or 'factors': the public gradients at the current
-      parameters that `query` and `update` need, or what these are made of; see
-      `clipping.public`.
-    public_due: Of a rule that needs factors, `state -> []` bool: whether this step does; in
-      any other they may be zeros. None: all steps do. It reads the state of the rule itself,
-      so that wrappers with another one must not hand it on.
+      parameters that `query` and `update` need, or their factors; see `clipping.public`.
+    public_due: For a rule that needs factors, `state -> []` bool: whether this step needs them.
+      In other steps they may be zeros. None if all steps need them. It reads the state of the
+      rule itself, so wrappers with another state must not pass it on.
     project: `(state, params) -> params`, applied after the learning-rate step.
     name: The factory's name, for statements and errors.
-    independent_noise: Whether it needs the noise of different steps to be
-      independent: an adapter refuses any correlated mechanism.
-    cautions: `(clip_norm, noise_std, size) -> (message, ...)`: what is likely to go
-      wrong for this base clip norm, noise standard deviation per coordinate of the
-      released mean and number of parameters. For people.
-    elementwise: Whether `update` treats every coordinate by itself: an adapter may
-      then compile it into one pass over the memory.
-    own_clip: Whether the rule moves its clip norm by itself or scales matrices (`Kronecker`),
-      so that no wrapper may move or split the clip norm.
+    independent_noise: Whether the noise of different steps must be independent. Adapters then
+      raise for correlated mechanisms.
+    cautions: `(clip_norm, noise_std, size) -> (message, ...)`: warnings for this base clip norm,
+      noise standard deviation per coordinate of the released mean and number of parameters.
+    elementwise: Whether `update` treats every coordinate by itself. An adapter may then compile
+      it into one pass over the memory.
+    own_clip: Whether the rule moves its clip norm or scales matrices (`Kronecker`), so that no
+      wrapper may move or split the clip norm.
   """
 
   init: Callable[[Tree], Tree]
@@ -260,7 +262,7 @@ class Rule(NamedTuple):
 
 
 def check_side_query(ask: Ask) -> None:
-  """Raises where the numbers that ride along would take more room than there is."""
+  """Raises if a side query needs slack that the rule does not leave."""
   if ask.side_query is not None and ask.side_query.shrinks and (
       ask.weight.may_grow or ask.second is not None):
     raise ValueError(
@@ -271,11 +273,11 @@ def check_side_query(ask: Ask) -> None:
 
 
 def mean_sensitivity(clip_norm: Scalar, batch_size: float, adjacency: str) -> Scalar:
-  """L2 sensitivity of the mean (sum over B) of records of norm at most `clip_norm`."""
+  """Returns the L2 sensitivity of the mean (sum over B) of records of norm at most `clip_norm`."""
   return terms.record_distance(adjacency) * clip_norm / batch_size
 
 
-def check_rule(rule: Any) -> None:
+def check_rule(rule: object) -> None:
   """Raises ValueError unless `rule` is a `Rule`."""
   if not isinstance(rule, Rule):
     raise ValueError('`rule` must be a `tfdp.rules` rule. '

@@ -5,14 +5,14 @@
     answer(state, request, sums) -> direction       PUBLIC, with the next state
 
 Between the two, an engine of `clipping` turns records into clipped sums. Keras' step, `RuleQuery`
-and the federated server are adapters of this object. Where every record is clipped where it is, by
-a client, `broadcast` says what that takes, and `record` does it.
+and the federated server are adapters of this object. If clients clip their own records, they get
+the result of `broadcast` and call `record`.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -27,16 +27,16 @@ from tfdp_adaptive.clipping import projection
 class State(NamedTuple):
   """State of rule and noise. It is SECRET: it determines later noise."""
 
-  rule: Any  # PUBLIC by itself, since it is made of releases.
+  rule: trees.Tree  # It is PUBLIC, since it depends on releases only.
   privatizer: privatizer_lib.State
 
 
 class Broadcast(NamedTuple):
   """The public values that a client needs to clip its record."""
 
-  scales: Any  # Per ask, as `geometry.packed`, or ().
-  clips: Any  # [] absolute clip norm per ask, in scaled units.
-  groups: Any = ()  # `contract.Groups` per ask, or ().
+  scales: Tuple[trees.Tree, ...]  # Per ask, as `geometry.packed`, or ().
+  clips: Tuple[tf.Tensor, ...]  # [] absolute clip norm per ask, in scaled units.
+  groups: Tuple[trees.Tree, ...] = ()  # `contract.Groups` per ask, or ().
 
 
 class PrivateRule:
@@ -66,7 +66,7 @@ class PrivateRule:
         self._one_pass and not together) else rule.update
 
   def watched(self, update: Callable[..., Any]) -> PrivateRule:
-    """Returns a copy that runs another update, not compiled, which may keep what it sees."""
+    """Returns a copy with another update, not compiled, which may save its arguments."""
     other = copy.copy(self)
     other._update, other._finish = update, other._finished
     return other
@@ -81,15 +81,13 @@ class PrivateRule:
     return State(self.rule.init(self.specs), self.privatizer.init())
 
   def query(self, state: State, public: trees.Tree = ()) -> interface.Request:
-    """Returns what the rule asks for at this step, with absolute clip norms."""
-    return self.request(self.rule.query(state.rule, public))
-
-  def request(self, queries: contract.Queries) -> interface.Request:
+    """Returns the query of the rule at this step, with absolute clip norms."""
+    queries = self.rule.query(state.rule, public)
     return interface.Request(self.rule.asks, queries, self.privatizer.resolve(queries))
 
   def answer(
       self, state: State, request: interface.Request, sums: Tuple[contract.Sums, ...],
-      public: trees.Tree = (), penalties: Any = None) -> Tuple[trees.Tree, State]:
+      public: trees.Tree = (), penalties: Optional[trees.Tree] = None) -> Tuple[trees.Tree, State]:
     """Adds noise to the sums of a step, and updates the rule with the result.
 
     Args:
@@ -109,9 +107,9 @@ class PrivateRule:
     return direction, State(rule, privatizer_lib.State(noise, secret))
 
   def _finished(
-      self, rule: Any, secret: Any, queries: contract.Queries, sums: Tuple[contract.Sums, ...],
-      drawn: privatizer_lib.Drawn, public: trees.Tree,
-      penalties: Any) -> Tuple[trees.Tree, Any, Any]:
+      self, rule: trees.Tree, secret: Tuple[trees.Tree, ...], queries: contract.Queries,
+      sums: Tuple[contract.Sums, ...], drawn: privatizer_lib.Drawn, public: trees.Tree,
+      penalties: trees.Tree) -> Tuple[trees.Tree, trees.Tree, Tuple[trees.Tree, ...]]:
     """Returns the direction and the next states of rule and statistics; arithmetic alone."""
     releases, secret = self.privatizer.combine(secret, queries, sums, drawn)
     if not trees.absent(penalties):
@@ -125,12 +123,12 @@ class PrivateRule:
     return Broadcast(tuple(geometry.packed(query.scale) for query in request.queries),
                      request.clips, tuple(query.groups for query in request.queries))
 
-  def queries(self, broadcast: Any, record: trees.Tree) -> contract.Queries:
+  def queries(self, broadcast: Broadcast, record: trees.Tree) -> contract.Queries:
     """Returns the queries of a broadcast, with the structure of a record."""
     return tuple(contract.Query(geometry.unpacked(scale, record), groups=groups)
                  for scale, groups in zip(broadcast.scales, broadcast.groups))
 
-  def record(self, broadcast: Any, record: trees.Tree) -> Tuple[contract.Sums, ...]:
+  def record(self, broadcast: Broadcast, record: trees.Tree) -> Tuple[contract.Sums, ...]:
     """Returns the clipped sums of one record; SECRET.
 
     A record that is not finite counts as zero.

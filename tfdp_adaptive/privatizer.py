@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipped sums to releases: the only home of sigma, B, adjacency and row index.
+"""Turns clipped sums into releases: the only home of sigma, B, adjacency and row index.
 
-Both adapters (Keras, DPQuery) hand their sums to the same `Privatizer`, so the
-noise that is accounted for is added in one place:
+All adapters (Keras, DPQuery, the federated server) use the same `Privatizer`, so the noise that is
+accounted for is added in one place:
 
     mean    = (sum + std_mean * row) / B
     second  =  measured value + std_value * row
@@ -10,9 +10,8 @@ noise that is accounted for is added in one place:
 with one row of the mechanism per step over all asks together.
 """
 
-import functools
 import math
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +22,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import terms
 from tfdp_adaptive import trees
+from tfdp_adaptive import weights
 from tfdp_adaptive.mechanisms import independent
 from tfdp_adaptive.noise import keys
 
@@ -31,23 +31,23 @@ class State(NamedTuple):
   """SECRET; never exported, never part of a statement."""
 
   noise: noise_lib.State
-  secret: Any  # Clean state of the statistics, one entry per ask.
+  secret: Tuple[trees.Tree, ...]  # Clean state of the statistics, one entry per ask.
 
 
 class Drawn(NamedTuple):
   """The noise of one step. It is SECRET."""
 
-  vectors: Any  # Standard noise, flat; see `noise.unflatten`.
+  vectors: Tuple[tf.Tensor, ...]  # Standard noise, flat; see `noise.unflatten`.
   variance: tf.Tensor  # [] of each of its elements.
   is_open: tf.Tensor  # [] bool, whether the step is accounted for.
 
 
 def settings(
-    rule: contract.Rule, plan: Any = None, *, l2_norm_clip: Optional[float] = None,
-    noise_multiplier: Optional[float] = None, batch_size: Optional[float] = None,
-    mechanism: Optional[mechanisms.Mechanism] = None, adjacency: Optional[str] = None,
-    steps: Optional[int] = None) -> Dict[str, Any]:
-  """Returns arguments of `Privatizer`: those of a plan, or those given, but never of both.
+    rule: contract.Rule, plan: Optional[terms.Terms] = None, *,
+    l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
+    batch_size: Optional[float] = None, mechanism: Optional[mechanisms.Mechanism] = None,
+    adjacency: Optional[str] = None, steps: Optional[int] = None) -> Dict[str, Any]:
+  """Returns arguments of `Privatizer`, either from a plan or as given.
 
   With a plan, only the clip norm may be given as well.
   """
@@ -92,7 +92,8 @@ def _check(arguments: Dict[str, Any]) -> None:
     check_mechanism(arguments['mechanism'])
 
 
-def check_mechanism(mechanism: Any) -> None:
+def check_mechanism(mechanism: object) -> None:
+  """Raises unless `mechanism` is one of `tfdp.mechanisms`."""
   if not isinstance(mechanism, mechanisms.Mechanism):
     raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
                      f'`IndependentGaussian()`. Received: mechanism={mechanism!r}.')
@@ -111,8 +112,8 @@ class Privatizer:
       sampling. Never the realised one.
     adjacency: 'zero_out', 'add_remove' or 'replace' (noise doubled).
     mechanism: A `tfdp.mechanisms.Mechanism`; independent Gaussian by default.
-    steps: Number of steps accounted for; after them nothing more is released
-      of the data. None: as many as the mechanism allows.
+    steps: Number of steps accounted for; later releases contain only noise. None for as many
+      as the mechanism allows.
     seed: For tests only.
     allow_non_private: Accept statistics that are released without noise.
   """
@@ -141,20 +142,18 @@ class Privatizer:
                          'guarantee. Pass allow_non_private=True if that is what you want.')
     self.specs = trees.map(trees.wide_spec, specs)
     self._release_specs = tuple(self._specs_of(ask) for ask in self._asks)
-    self._side_noises = tuple(self._side_noise(ask) for ask in self._asks)
+    self._side_noises = tuple(map(self._side_noise, self._asks))
     self._check_range()
     source = keys.from_system if seed is None else (lambda: keys.from_seed(seed))
     self._noise = noise_lib.stream(mechanism, source)
 
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
-    """Returns the specs of the values to noise for an ask."""
-    specs = self.specs, ask.second.specs(self.specs) if ask.second else ()
-    if ask.side_query is None:
-      return specs
-    return (*specs, tf.TensorSpec([ask.side_query.size], trees.dtype_of(self.specs)))
+    """Returns the specs of the mean, the second statistic and the side query of an ask."""
+    return (self.specs, ask.second.specs(self.specs) if ask.second else (),
+            tf.TensorSpec([ask.side_query.size], self._dtype()) if ask.side_query else ())
 
   def _side_noise(self, ask: contract.Ask) -> Tuple[float, float]:
-    """`(factor of the other noise, std of the side query's mean)` for a noise multiplier of one."""
+    """Returns `(factor of the other noise, std of the side mean)` for a noise multiplier of one."""
     if ask.side_query is None:
       return 1.0, 0.0
     factor, std = ask.side_query.noise(self.noise_multiplier, self.batch_size)
@@ -162,17 +161,23 @@ class Privatizer:
     return factor, (distance * std / self.noise_multiplier / self.batch_size
                     if self.noise_multiplier else 0.0)
 
+  def _stddevs(
+      self, ask: contract.Ask, side_noise: Tuple[float, float],
+      clip: trees.Scalar) -> Tuple[trees.Scalar, ...]:
+    """Returns the stds on mean, second statistic and side mean for a noise multiplier of one."""
+    factor, side_std = side_noise
+    mean, second = ask.second.stddevs(clip, self.batch_size, self.adjacency) if ask.second else (
+        contract.mean_sensitivity(clip, self.batch_size, self.adjacency), 0.0)
+    return factor * mean, factor * second, side_std
+
   def _check_range(self) -> None:
-    """Raises where the dtype holds no clip norm, or no variance of noise, of this size."""
+    """Raises if the dtype cannot represent a clip norm, or a variance of noise."""
     clip, dtype = np.float64(self._l2_norm_clip), self._dtype()
     units, stddevs = [clip], []
     with np.errstate(all='ignore'):
-      for ask, (factor, side_std) in zip(self._asks, self._side_noises):
-        stds = (ask.second.stddevs(clip, self.batch_size, self.adjacency) if ask.second else
-                (contract.mean_sensitivity(clip, self.batch_size, self.adjacency), 0.0))
-        units += [*stds, side_std]
-        stddevs += [float(std * self.noise_multiplier * scale)
-                    for std, scale in zip(units[-3:], (factor, factor, 1.0))]
+      for ask, side_noise in zip(self._asks, self._side_noises):
+        units += self._stddevs(ask, side_noise, clip)
+        stddevs += [float(std * self.noise_multiplier) for std in units[-3:]]
     limits = np.finfo(dtype.as_numpy_dtype)
     least, most = float(limits.tiny), float(limits.max)
     if not all(least <= number <= most for number in units if number) or not all(
@@ -184,12 +189,12 @@ class Privatizer:
           'norm with it.')
 
   def init(self) -> State:
-    """Fresh SECRET state; its key is drawn when this runs, not when it is traced."""
+    """Returns a fresh SECRET state, whose key is drawn when this runs, not when it is traced."""
     secret = tuple(ask.second.init(self.specs) if ask.second else () for ask in self._asks)
     return State(self._noise.init(self._release_specs), secret)
 
   def resolve(self, queries: contract.Queries) -> Tuple[tf.Tensor, ...]:
-    """Absolute clip norm of every query, [] each, in scaled units."""
+    """Returns the absolute clip norm of every query, [] each, in scaled units."""
     return tuple(self._l2_norm_clip * tf.cast(query.relative_clip, self._dtype())
                  for query in queries)
 
@@ -204,9 +209,8 @@ class Privatizer:
       sums: One `contract.Sums` per ask.
 
     Returns:
-      One `contract.Release` per ask, and the next state. Shares that add up to more
-      than one are answered with proportionally more noise, never with less privacy;
-      what is not positive is no share.
+      One `contract.Release` per ask, and the next state. If shares add up to more than
+      one, the noise is proportionally larger. Shares that are not positive count as zero.
     """
     drawn, noise = self.draw(state.noise, sums)
     releases, secret = self.combine(state.secret, queries, sums, drawn)
@@ -215,18 +219,16 @@ class Privatizer:
   def draw(
       self, state: noise_lib.State,
       sums: Tuple[contract.Sums, ...]) -> Tuple[Drawn, noise_lib.State]:
-    """Draws the noise of one step, once the sums are there.
-
-    Drawn sooner, noise would take memory while gradients take most of theirs.
-    """
+    """Draws the noise of one step, after the sums, so that gradients and noise share memory."""
     is_open = noise_lib.within(state.row, self.steps)
     with tf.control_dependencies(tf.nest.flatten([one.total for one in sums])):
       vectors, variance, state = self._noise.draw(state, self._release_specs)
     return Drawn(vectors, tf.cast(variance, self._dtype()), is_open), state
 
   def combine(
-      self, secret: Any, queries: contract.Queries, sums: Tuple[contract.Sums, ...],
-      drawn: Drawn) -> Tuple[contract.Releases, Any]:
+      self, secret: Tuple[trees.Tree, ...], queries: contract.Queries,
+      sums: Tuple[contract.Sums, ...],
+      drawn: Drawn) -> Tuple[contract.Releases, Tuple[trees.Tree, ...]]:
     """Adds drawn noise to sums; pure arithmetic. See `release`."""
     if not len(self._asks) == len(queries) == len(sums):
       raise ValueError('`queries` and `sums` must have one entry per ask. '
@@ -238,38 +240,31 @@ class Privatizer:
     shares = [tf.where(share > 0, share, 0) for share in shares]
     excess = tf.maximum(tf.add_n(shares), 1)
     releases, secrets = [], []
-    for ask, (factor, side_std), clip, share, ask_sums, row, spec, own in zip(
+    for ask, side_noise, clip, share, clean, row, spec, own in zip(
         self._asks, self._side_noises, self.resolve(queries), shares, sums, rows,
         self._release_specs, secret):
       asked = share > 0
       allowed = drawn.is_open & asked
       spread = self.noise_multiplier * tf.sqrt(excess / tf.where(asked, share, 1))
-      noised = functools.partial(_noised, row_variance=drawn.variance, asked=asked)
-      mean = self._mean(ask_sums.total, spec[0], allowed)
-      if ask.second is None:
-        std, value, value_std = (
-            contract.mean_sensitivity(clip, self.batch_size, self.adjacency), (), ())
-      else:
-        square = () if not ask.second.per_record_square else self._mean(
-            ask_sums.square, self.specs, allowed)
-        std, value_std = ask.second.stddevs(clip, self.batch_size, self.adjacency)
-        value, after = ask.second.measure(mean, square, clip, own)
-        # Past the end the value must go too: it may hold the clean past.
-        value = trees.map(lambda v: tf.where(allowed, v, 0), _as_specs(value, spec[1]))
+      mean = self._mean(clean.total, spec[0], allowed)
+      second: trees.Tree = ()
+      if ask.second is not None:
+        square = self._mean(clean.square, self.specs, allowed) if ask.squares else ()
+        second, after = ask.second.measure(mean, square, clip, own)
+        # After the last step the value is withheld too, because it may contain clean sums.
+        second = trees.map(lambda v: tf.where(allowed, v, 0), _as_specs(second, spec[1]))
         own = trees.map(lambda new, old: tf.where(allowed, new, old), after, own)
-      side = ((), ())
-      if ask.side_query is not None:
-        numbers = self._mean(ask_sums.side_sum, spec[2], allowed)
-        side = noised(numbers, row[2], tf.constant(side_std, dtype), spread)
-      second = ((), ()) if ask.second is None else noised(
-          value, row[1], value_std, factor * spread)
-      releases.append(contract.Release(
-          *noised(mean, row[0], std, factor * spread), *second, *side))
+      side = self._mean(clean.side_sum, spec[2], allowed) if ask.side_query else ()
+      released: List[trees.Tree] = []
+      for value, z, std in zip(
+          (mean, second, side), row, self._stddevs(ask, side_noise, clip)):
+        released += _noised(value, z, std, spread, drawn.variance, asked)
+      releases.append(contract.Release(*released))
       secrets.append(own)
     return tuple(releases), tuple(secrets)
 
   def _mean(self, total: trees.Tree, specs: trees.Tree, allowed: tf.Tensor) -> trees.Tree:
-    """A sum divided by B; zero where nothing may be released."""
+    """Returns a sum divided by B; zero where nothing may be released."""
     divisor, zero = trees.scalar(self.batch_size, specs), trees.scalar(0, specs)
     return trees.map(lambda t: tf.where(allowed, t / divisor[t.dtype], zero[t.dtype]),
                      _as_specs(total, specs))
@@ -279,10 +274,12 @@ class Privatizer:
 
 
 def _noised(
-    value: trees.Tree, row: trees.Tree, std: tf.Tensor, spread: tf.Tensor, *,
-    row_variance: tf.Tensor, asked: tf.Tensor) -> Tuple[trees.Tree, tf.Tensor]:
-  """`(value + noise, variance of the noise)`; nothing where not asked."""
-  std = tf.cast(std, spread.dtype) * spread
+    value: trees.Tree, row: trees.Tree, std: trees.Scalar, spread: tf.Tensor,
+    row_variance: tf.Tensor, asked: tf.Tensor) -> Tuple[trees.Tree, trees.Scalar]:
+  """Returns `(value + noise, variance of the noise)`; zero if not asked, () for no value."""
+  if trees.absent(value):
+    return (), ()
+  std = weights.like(std, spread) * spread
   return _sum(value, row, std, asked), tf.where(asked, tf.square(std) * row_variance, 0)
 
 
@@ -293,6 +290,6 @@ def _sum(value: trees.Tree, row: trees.Tree, std: tf.Tensor, asked: tf.Tensor) -
 
 
 def _as_specs(tree: trees.Tree, specs: trees.Tree) -> trees.Tree:
-  """Casts; a tensor of another shape would share its noise, and is refused."""
+  """Casts a tree. Raises for a tensor of another shape, which would share its noise."""
   return trees.map(
       lambda t, s: trees.shaped(tf.cast(t, s.dtype), s.shape), tree, specs)
