@@ -28,7 +28,7 @@ NOISE = {
     'the dropout of a client, which is its own': {'federated.in_process._draw_seeds'},
     'made-up inputs, which are public': {'examples.synthetic.pink_noise'},
     'made-up inputs and errors of a layer that is checked': {
-        'clipping.comparison._candidates', 'clipping.comparison._gradients'},
+        'clipping.comparison._candidates.moved', 'clipping.comparison._gradients'},
     'the draws of an accountant': {
         'accounting.monte_carlo.BallsInBinsDpEvent.losses',
         'accounting.monte_carlo.MinSeparationDpEvent._chunk'},
@@ -36,10 +36,11 @@ NOISE = {
 # What turns records, or gradients of single records, into sums.
 RECORDS = {
     'engines and their parts': {
-        'clipping.engines.chunked.run', 'clipping.engines.chunked.run.chunk',
+        'clipping.chunks.chunked.run', 'clipping.chunks.chunked.run.chunk',
         'clipping.views.repeated.run',
         'clipping.chunks.rows_within.needed', 'clipping.engines.guarded.run',
-        'clipping.engines.record_gradients', 'clipping.materialized.layered.body',
+        'clipping.engines.record_gradients', 'clipping.materialized.layered',
+        'clipping.materialized.layered.block',
         'clipping.materialized._project'},
     'public records, which rules may see': {'clipping.public.gradients'},
     'the step of a private model': {'keras.step.clip'},

@@ -70,7 +70,7 @@ def _ws_conv2d(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
   """Yields gain r (g - mean(g) - u <u, g>) by w, from the gradient g by the standardized filter."""
   (_, inner), *others = convolution.convolution(layer, call, cotangents)
-  g = inner.explicit().gradient()
+  g = inner.gradient()
   unit, root = standardized(tf.cast(tf.convert_to_tensor(layer.kernel), g.dtype), layer.epsilon)
   axes = list(range(1, g.shape.rank - 1))
   along = tf.reduce_sum(g * unit, axes, keepdims=True)

@@ -105,7 +105,7 @@ def _ours(geometry, engine='bookkeeping', budget=None):
       within = run
       if budget is not None:
         rows = chunks.rows_within(budget, run, *arguments, x.shape[0])
-        within = engines.chunked(run, rows=rows, keep_outputs=False)
+        within = chunks.chunked(run, rows=rows, keep_outputs=False)
       return within(*arguments).sums[0].total
 
     return step

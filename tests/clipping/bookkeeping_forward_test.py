@@ -207,8 +207,8 @@ def test_a_changed_result_would_be_seen(monkeypatch):
   model, x = MODELS['towers']()
   honest = registry.at_output
 
-  def adding(layer, function, tape, args, kwargs):
-    return honest(layer, lambda *a, **k: function(*a, **k) + 0.0, tape, args, kwargs)
+  def adding(layer, function, call, tape):
+    return honest(layer, lambda *a, **k: function(*a, **k) + 0.0, call, tape)
 
   kind = registry._KINDS[layers.Embedding]
   monkeypatch.setitem(registry._KINDS, layers.Embedding, kind._replace(tap=adding))

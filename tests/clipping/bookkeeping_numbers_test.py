@@ -215,14 +215,14 @@ def test_tied_tables_whose_squares_overflow():
     factor = rows.add([table, product])
     assert isinstance(factor, rows.Mixed)
     scale = tf.constant(10.0 ** rng.uniform(-1, 1, (7, 5)), tf.float32)
-    norms, (unit,), (size,) = bookkeeping.norms_of(
-        [factor], [[()], [scale]], tf.zeros([4], tf.float64))
     gradient = np.asarray(factor.explicit().gradient(), np.float64)
-    for norm, s in zip(norms, (1.0, np.asarray(scale, np.float64))):
+    for given, s in (((), 1.0), (scale, np.asarray(scale, np.float64))):
+      (norm,), (unit,), (size,) = bookkeeping.norms_of(
+          [factor], [given], tf.zeros([4], tf.float64))
       np.testing.assert_allclose(norm, np.sqrt(np.sum(np.square(s * gradient), (1, 2))), rtol=1e-5)
-    np.testing.assert_allclose(
-        unit.weighted_sums([tf.constant([1.0, 0, 2, 0], tf.float64) * size])[0],
-        gradient[0] + 2 * gradient[2], rtol=1e-4, atol=1e-5 * np.abs(gradient).max())
+      np.testing.assert_allclose(
+          unit.weighted_sum(tf.constant([1.0, 0, 2, 0], tf.float64) * size),
+          gradient[0] + 2 * gradient[2], rtol=1e-4, atol=1e-5 * np.abs(gradient).max())
 
 
 def test_a_geometry_whose_squares_underflow():
@@ -234,7 +234,7 @@ def test_a_geometry_whose_squares_underflow():
                       tf.constant(size**.5, shape=[2, 1, 3]), (2, 3)),
         rows.Rows(tf.constant([[0], [1]]), tf.constant(size, shape=[2, 1, 3]), (2, 3))):
       s = tf.constant(scale, shape=factor.shape)
-      (norm,), _, _ = bookkeeping.norms_of([factor], [[s]], tf.zeros([2], tf.float64))
+      (norm,), _, _ = bookkeeping.norms_of([factor], [s], tf.zeros([2], tf.float64))
       count = 6 if not isinstance(factor, rows.Rows) else 3
       assert np.all(norm >= 0.999 * size * scale * np.sqrt(count))
 
@@ -250,7 +250,7 @@ def test_squares_that_underflow_are_charged(length):
       factors.Outer(tf.ones([2, length, 3]), small(2, length, 2), (3, 2)),
       factors.explicit(small(2, 3, 2))):
     gradient = np.asarray(factor.explicit().gradient(), np.float64)
-    for norm in factor.squared_norms([(), tf.ones([3, 2])]):
+    for norm in map(factor.squared_norm, ((), tf.ones([3, 2]))):
       assert np.all(norm >= np.sum(np.square(gradient), (1, 2)))
 
 
@@ -269,10 +269,10 @@ def test_steps_that_overflow_and_cancel_are_no_record():
   cotangents = tf.constant([[[1e25], [-1e25]], [[1.0], [1.0]]])
   factor, one = factors.Outer(inputs, cotangents, (1, 1)), tf.ones([1, 1])
   (norm,), (unit,), (size,) = bookkeeping.norms_of(
-      [factor], [[one]], tf.zeros([2], tf.float64))
+      [factor], [one], tf.zeros([2], tf.float64))
   assert np.isinf(norm[0])
   np.testing.assert_allclose(norm[1], 3.0, rtol=1e-6)
-  total, = unit.weighted_sums([size * tf.cast(tf.math.is_finite(norm), tf.float64)])
+  total = unit.weighted_sum(size * tf.cast(tf.math.is_finite(norm), tf.float64))
   np.testing.assert_allclose(total, [[3.0]], rtol=1e-6)
 
 
@@ -284,7 +284,7 @@ def test_a_table_tied_to_a_product_the_other_way_round():
   parts = [np.asarray(part.explicit().gradient(), np.float64) for part in (table, product)]
   np.testing.assert_allclose(
       parts[1], np.einsum('ntp,ntd->ndp', product.inputs, product.cotangents), rtol=1e-5)
-  for norm, s in zip(factor.squared_norms([(), scale]), (1.0, np.asarray(scale))):
+  for norm, s in zip(map(factor.squared_norm, ((), scale)), (1.0, np.asarray(scale))):
     np.testing.assert_allclose(norm, np.sum(np.square(s * sum(parts)), (1, 2)), rtol=1e-5)
 
 
@@ -301,7 +301,7 @@ def test_cancelling_steps_are_not_underestimated(monkeypatch):
   assert factor.route(False) == 'gram'
   wide = [np.asarray(t, np.float64) for t in (inputs, cotangents)]
   true = np.sum(np.square(np.einsum('ntd,ntp->ndp', *wide)), (1, 2))
-  norm, = factor.squared_norms([()])
+  norm = factor.squared_norm()
   assert np.all(norm >= true * (1 - 1e-6))
   assert np.all(norm <= true + 1e-5 * np.sum(np.square(wide[0]), (1, 2)) * np.sum(
       np.square(wide[1]), (1, 2)))
@@ -350,7 +350,7 @@ def test_scales_are_squared_one_after_the_other():
   def norms(inputs, scales):
     given = [factors.Outer(x[:, tf.newaxis], x[:, tf.newaxis], (size, size))
              for x, size in zip(inputs, sizes)]
-    return bookkeeping.norms_of(given, [scales], tf.zeros([4], tf.float64))[0]
+    return bookkeeping.norms_of(given, scales, tf.zeros([4], tf.float64))[0]
 
   specs = [[tf.TensorSpec([count(size), size]) for size in sizes]
            for count in (lambda size: 4, lambda size: size)]

@@ -38,7 +38,7 @@ def test_what_is_bundled_comes_apart_again(seed):
   assert sum(math.prod(shapes[bundle[0]]) <= factors.SMALL and per_variable[bundle[0]] is not None
              for bundle in bundled) == len(small)  # As few as there can be.
   weights = rng.uniform(size=3)
-  totals = [None if factor is None else factor.squared_sums([tf.constant(weights)], [one])[0]
+  totals = [None if factor is None else factor.squared_sum(tf.constant(weights), one)
             for factor, one in zip(per_bundle, factors.flat(scale, bundled))]
   variables = [tf.Variable(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, dtypes)]
   for i, total in enumerate(factors.apart(totals, bundled, variables)):
@@ -59,10 +59,9 @@ def test_more_small_variables_take_few_more_operations():
 
     def norms_and_sums(*gradients):
       given = [factors.explicit(t) for t in gradients]
-      clipped = bookkeeping._clipped(
-          model.trainable_variables, given, x, tf.zeros([4]), tf.fill([4], True), asked,
-          [[()] * len(given)])
-      return clipped.sums[0].total
+      sums, _ = bookkeeping.clip_factors(
+          model.trainable_variables, given, tf.fill([4], True), *[one for one, in asked])
+      return sums.total
 
     specs = [tf.TensorSpec([4, 8])] * (2 * count)
     traced = tf.function(norms_and_sums).get_concrete_function(*specs)

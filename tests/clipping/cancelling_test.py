@@ -67,11 +67,10 @@ def test_a_record_moves_the_sum_by_its_clip_norm(make, size, scaled):
   rng = np.random.default_rng(1)
   factor = make(size, rng)
   scale = tf.constant(10**rng.uniform(-2, 0, size=factor.shape), tf.float32) if scaled else ()
-  square, = factor.squared_norms([scale])
-  norm = np.sqrt(square)
+  norm = np.sqrt(factor.squared_norm(scale))
   weights = np.where(norm > 1, 1 / norm, 1.0)
   without = weights * (np.arange(N) != 2)
-  sums = factor.weighted_sums([tf.constant(weights), tf.constant(without)])
+  sums = [factor.weighted_sum(tf.constant(one)) for one in (weights, without)]
   moved = (np.asarray(sums[0], np.float64) - sums[1]) * (np.asarray(scale) if scaled else 1)
   assert np.linalg.norm(moved) <= 1 + 1e-4
   honest = np.delete(np.asarray(factor.explicit().gradient(), np.float64), 2, 0)
@@ -86,7 +85,7 @@ def test_products_in_tf32_are_charged_as_such(monkeypatch):
   monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: [kind])
   assert protocol.eps(tf.float32) == 2**-10 and protocol.eps(tf.float64) == 2**-52
   factor = factors.Outer(tf.ones([1, 2, 3]), tf.constant([[[1.0], [-1.0]]]), (3, 1))
-  norm, = factor.squared_norms([()])
+  norm = factor.squared_norm()
   assert norm.numpy()[0] >= 3 * 2**-22  # What is left of three sums 1 - 1, each in TF32.
   monkeypatch.setattr(
       tf.config.experimental, 'tensor_float_32_execution_enabled', lambda: False)

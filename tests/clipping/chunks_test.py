@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import chunks
-from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.rules import statistics
@@ -54,19 +53,19 @@ def _run(engine, batch, dynamic):
 def test_chunks_of_rows_equal_the_whole_batch(size, rows, dynamic):
   batch = _batch(size)
   whole = _run(materialized.vectorized, batch, False)
-  chunked = _run(engines.chunked(materialized.vectorized, rows=rows), batch, dynamic)
+  chunked = _run(chunks.chunked(materialized.vectorized, rows=rows), batch, dynamic)
   trees.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
                 whole, chunked)
 
 
 def test_an_empty_batch_has_no_sums():
   batch = trees.map(lambda t: t[:0], _batch(4))
-  clipped = _run(engines.chunked(materialized.looped, rows=2), batch, True)
+  clipped = _run(chunks.chunked(materialized.looped, rows=2), batch, True)
   assert not np.any(clipped.sums[0].total[0]) and clipped.losses.shape == (0,)
 
 
 def test_outputs_can_be_left_out():
-  engine = engines.chunked(materialized.vectorized, rows=4, keep_outputs=False)
+  engine = chunks.chunked(materialized.vectorized, rows=4, keep_outputs=False)
   clipped = _run(engine, _batch(12), False)
   assert clipped.outputs.shape == (0, 1) and clipped.losses.shape == (12,)
 

@@ -55,16 +55,16 @@ def test_gradients_norms_and_sums(name, wide, monkeypatch):
   scale = np.random.default_rng(1).uniform(1, 2, factor.shape)
   weights = np.random.default_rng(2).uniform(size=4)
   flat = lambda t: t.reshape(4, -1)
-  norms = formed.squared_norms([(), tf.constant(scale)])
+  norms = [formed.squared_norm(one) for one in ((), tf.constant(scale))]
   np.testing.assert_allclose(norms[0], np.sum(flat(right)**2, 1), rtol=1e-12)
   np.testing.assert_allclose(norms[1], np.sum(flat(scale * right)**2, 1), rtol=1e-12)
-  total, = formed.weighted_sums([tf.constant(weights)])
+  total = formed.weighted_sum(tf.constant(weights))
   np.testing.assert_allclose(total, np.tensordot(weights, right, 1), atol=1e-12)
-  square, = formed.squared_sums([tf.constant(weights)], [tf.constant(scale)])
+  square = formed.squared_sum(tf.constant(weights), tf.constant(scale))
   weighted = np.reshape(weights, [-1] + [1] * scale.ndim)
   np.testing.assert_allclose(square, np.sum((weighted * scale * right)**2, 0), atol=1e-12)
 
-  gram, = factor.patches().squared_norms([()])
+  gram = factor.patches().squared_norm()
   np.testing.assert_allclose(gram, np.sum(flat(right)**2, 1), rtol=1e-9)
 
 

@@ -53,7 +53,7 @@ def test_every_kind_of_layer(name):
       size = float(tf.reduce_max(tf.abs(expected)))
       np.testing.assert_allclose(
           into.explicit().gradient(), expected, rtol=1e-4, atol=1e-5 * size)
-      norms, = into.squared_norms([()])
+      norms = into.squared_norm()
       np.testing.assert_allclose(norms, tf.reduce_sum(
           tf.square(tf.reshape(expected, [x.shape[0], -1])), 1), rtol=1e-4, atol=1e-30)
 

@@ -173,9 +173,9 @@ def test_squares_of_sums_that_cancel(size):
   cotangents = size * tf.constant([[[1.0], [-1.0]], [[1.0], [0.5]]])
   table = rows.Rows(tf.constant([[1, 1], [1, 0]]), cotangents, (3, 1))
   product = factors.Outer(inputs, cotangents, (3, 1))
-  weights, scale = [tf.constant([1.0, 0.5], tf.float64)], [tf.constant(1 / size, shape=[3, 1])]
+  weights, scale = tf.constant([1.0, 0.5], tf.float64), tf.constant(1 / size, shape=[3, 1])
   for factor in (table, product, product.simplified(), rows.add([table, product])):
     gradient = np.asarray(factor.explicit().gradient(), np.float64)
-    square, = factor.squared_sums(weights, scale)
+    square = factor.squared_sum(weights, scale)
     want = np.square(0.5 * gradient[1] / size)
     np.testing.assert_allclose(square, want, rtol=1e-5, atol=1e-6 * want.max())

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
@@ -117,7 +118,7 @@ def test_sums_are_those_of_batches_of_one(name, engine, pieces, geometry):
   scale, flat_scale = _geometry(model, geometry)
   mask = np.array([1, 1, 1, 1, 1, 0], bool)
   clip = CLIP * (1 if geometry == 'isotropic' else 20)
-  run = engines.chunked(getattr(materialized, engine), pieces)
+  run = chunks.chunked(getattr(materialized, engine), pieces)
   batch = interface.Batch(x, y, weight, tf.constant(mask))
 
   @tf.function(autograph=False)

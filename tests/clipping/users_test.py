@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 
@@ -77,7 +78,7 @@ def test_sums_are_those_of_users_one_by_one(engine, make, record):
   plain, scaled = (oracle.request(oracle.median_norm(records[:3], s), s) for s in ((), scale))
   request = interface.Request(*[a + b for a, b in zip(plain, scaled)])
   run = engines.ENGINE[engine]
-  runs = [run] if make is mixed else [run, engines.chunked(run, rows=3)]
+  runs = [run] if make is mixed else [run, chunks.chunked(run, rows=3)]
   expected = oracle.by_definition(model, records, batch.mask, request)
   for run in runs:
     clipped = tf.function(lambda: run(model, weighted, batch, request), autograph=False)()

@@ -17,7 +17,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import subjects
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import engines
+from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping import projection
@@ -158,7 +158,7 @@ def model_and_batch():
 
 
 @pytest.mark.parametrize('engines', [
-    (bookkeeping.engine, engines.chunked(bookkeeping.engine, 4)),
+    (bookkeeping.engine, chunks.chunked(bookkeeping.engine, 4)),
     pytest.param((materialized.layered, materialized.looped), marks=pytest.mark.slow)])
 def test_every_engine_adds_up_the_same_numbers(engines):
   model, batch = model_and_batch()

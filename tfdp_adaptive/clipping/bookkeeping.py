@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The book-keeping engine: clipping in a geometry at about the price of a gradient.
 
-One forward and one backward pass give, for every layer, its inputs and the
-gradient of each example's loss by its output. From these follow the norms per
-example, one weight per example and ask, and the weighted sums, without a second
-backward pass and without a gradient per example of the whole model (Li et al.
-2021, ghost clipping; Bu et al. 2022, book-keeping). With `S` a diagonal geometry,
-`||S * (a e')||^2 = (a^2)' S^2 (e^2)` keeps that true when records are scaled; matrices on
-either side of a variable go into the factors, `A (a e') G' = (A a) (G e)'`, and norms and
-sums are then formed of these: what is added up is what was measured, rounding included.
+One forward and one backward pass give, for every layer, its inputs and the gradient of each
+example's loss by its output. From these follow the norm of each example, its weight, and the
+weighted sums, without a second backward pass and without a gradient per example of the whole model
+(Li et al. 2021, ghost clipping; Bu et al. 2022, book-keeping). With a diagonal geometry `S`, the
+norm is `||S * (a e')||^2 = (a^2)' S^2 (e^2)`. Matrices on either side of a variable go into the
+factors, `A (a e') G' = (A a) (G e)'`, so that norms and sums have the same rounding.
 
-The sums equal those of `projection.project_record` but for rounding. Some records have finite
+The sums equal those of `projection.project_record` up to rounding. Some records have finite
 gradients, but the squares of their norms are not finite. In batches with such records, the factors
-are brought to the size of one, example by example, before their norms are computed.
+of each example are divided by their size before their norms are computed.
 """
 
 import math
 import types
-from typing import Any, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 import weakref
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
-from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
@@ -36,14 +33,15 @@ from tfdp_adaptive.clipping.layers import registry
 
 register = registry.register
 Unsupported = registry.Unsupported
-# Model -> {input signature: batched arguments}.
-_PROVEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
-_DISTRUSTED: MutableMapping[Any, str] = weakref.WeakKeyDictionary()  # Model -> why.
+# Model -> {input signature: proof}.
+_PROVEN: MutableMapping[compat.Model, Dict[Any, tracing.Proof]] = weakref.WeakKeyDictionary()
+_DISTRUSTED: MutableMapping[compat.Model, str] = weakref.WeakKeyDictionary()  # Model -> reason.
 
 
 def supports(
-    model: compat.Model, x: Any = None, asks: Tuple[contract.Ask, ...] = ()) -> Tuple[bool, str]:
-  """Whether the engine can clip this model.
+    model: compat.Model, x: trees.Tree = None,
+    asks: Tuple[contract.Ask, ...] = ()) -> Tuple[bool, str]:
+  """Returns whether the engine can clip this model.
 
   Args:
     model: A built Keras model.
@@ -57,21 +55,21 @@ def supports(
     return False, _DISTRUSTED[model]
   try:
     _check_asks(asks)
-    tracing.units(model) if x is None else prove(model, x)
+    tracing.owners(model) if x is None else prove(model, x)
   except Unsupported as error:
     return False, str(error)
   return True, ''
 
 
 def distrust(model: compat.Model, reason: str) -> None:
-  """Has `supports` refuse a model whose gradients were found to be wrong."""
+  """Makes `supports` return False for a model whose gradients were found to be wrong."""
   _DISTRUSTED[model] = reason
 
 
 def engine(
     model: compat.Model, loss: interface.Loss, batch: interface.Batch,
     request: interface.Request) -> interface.Clipped:
-  """See `interface`: the clipped sums, exact in the scaled geometry.
+  """Returns the clipped sums, exact in the scaled geometry; see `interface`.
 
   Args:
     model: A built Keras model.
@@ -83,111 +81,126 @@ def engine(
     `interface.Clipped`, whose sums are lists like `model.trainable_variables`.
 
   Raises:
-    Unsupported: If a layer cannot be seen or an ask needs the records themselves.
+    Unsupported: If a layer cannot be recorded or an ask needs whole gradients.
   """
-  asks, queries, clips = request
-  _check_asks(asks)
+  _check_asks(request.asks)
   variables = model.trainable_variables
-  scales = [_per_variable(query.scale, variables) for query in queries]
-  together = len(asks) == 1 or not geometry.is_kronecker(scales)
-  per_variable, outputs, losses = factors_of(model, loss, batch, scales[0] if together else ())
+  scales = [_per_variable(query.scale, variables) for query in request.queries]
+  alone = scales[0] if len(scales) == 1 else []
+  per_variable, outputs, losses = factors_of(model, loss, batch, alone)
   interface.name_silent(model, per_variable)
-  if together:
-    return _clipped(variables, per_variable, outputs, losses, batch.mask, request, scales)
   answers = [
-      _clipped(variables, [_into(factor, leaf) for factor, leaf in zip(per_variable, scale)],
-               outputs, losses, batch.mask, interface.Request(*[(one,) for one in of_ask]), [scale])
-      for scale, *of_ask in zip(scales, *request)]
-  return interface.Clipped(
-      tuple(answer.sums[0] for answer in answers), outputs, losses,
-      tuple(answer.norms[0] for answer in answers), interface.masks(outputs))
+      clip_factors(variables, per_variable if alone else list(map(_into, per_variable, scale)),
+                   batch.mask, ask, query, clip)
+      for scale, ask, query, clip in zip(scales, *request)]
+  sums, norms = zip(*answers)
+  return interface.Clipped(sums, outputs, losses, norms, interface.masks(outputs))
 
 
-def _into(factor: Optional[protocol.Factor], scale: Any) -> Optional[protocol.Factor]:
+def _into(factor: Optional[protocol.Factor], scale: trees.Leaf) -> Optional[protocol.Factor]:
   """Returns a factor multiplied by the sides of a `Kronecker`; other factors unchanged."""
   if factor is None or not isinstance(scale, contract.Kronecker):
     return factor
   return factor.transformed(scale)
 
 
-def _clipped(
+def clip_factors(
     variables: Sequence[compat.Variable], per_variable: Sequence[Optional[protocol.Factor]],
-    outputs: Any, losses: tf.Tensor, mask: tf.Tensor, request: interface.Request,
-    scales: Any) -> interface.Clipped:
-  """Clips what the factors are of, those of a `Kronecker` being in its space already."""
-  asks, queries, clips = request
-  parts = projection.parts(asks, queries, clips, len(variables))
-  of_asks = [[() if isinstance(leaf, contract.Kronecker) else leaf for leaf in scale]
-             for scale in scales]
-  bundles, per_bundle = factors.bundled(per_variable, [
-      (*(i in part.leaves for part in parts), *(trees.absent(scale[i]) for scale in of_asks))
-      for i in range(len(variables))])
-  of_asks = [factors.flat(scale, bundles) for scale in of_asks]
-  scales = [[scale if first in part.leaves else None
-             for scale, (first, *_) in zip(of_asks[part.ask], bundles)] for part in parts]
+    mask: tf.Tensor, ask: contract.Ask, query: contract.Query,
+    clip: trees.Scalar) -> Tuple[contract.Sums, tf.Tensor]:
+  """Clips the gradients of records; returns their sums for one ask, and their norms.
+
+  The factors of variables whose scale is a `Kronecker` must be in its space already.
+  """
+  parts = projection.parts(ask, query, clip, len(variables))
+  scales = [() if isinstance(leaf, contract.Kronecker) else leaf
+            for leaf in _per_variable(query.scale, variables)]
+  part_of = {leaf: k for k, part in enumerate(parts) for leaf in part.leaves}
+  bundles, per_bundle = factors.bundled(
+      per_variable, [(part_of[i], trees.absent(scale)) for i, scale in enumerate(scales)])
+  scales = factors.flat(scales, bundles)
+  groups = [part_of[first] for first, *_ in bundles]
   norms, per_bundle, sizes = norms_of(
-      per_bundle, scales, tf.zeros(tf.shape(losses), tf.float64))
-  weights = _weights(asks, parts, charged(
-      tuple(asks[part.ask] for part in parts), norms, per_bundle, sizes, scales), mask)
-  by_group = _by_group(asks, parts, norms)
-  norms = [own[0] if len(own) == 1 else tf.sqrt(tf.add_n([tf.square(norm) for norm in own]))
-           for own in by_group]
-  by_variable = lambda totals: factors.apart(totals, bundles, variables)
-  sums = tuple(
-      contract.Sums(by_variable(total), squares if trees.absent(squares) else by_variable(squares),
-                    _side_sum(ask.side_query, norm, clip, mask, variables, own, [
-                        part.clip for part in parts if part.ask == i]))
-      for i, ((total, squares), ask, norm, clip, own) in enumerate(zip(
-          _sums(per_bundle, asks, of_asks, scales, parts, weights, sizes), asks, norms, clips,
-          by_group)))
-  return interface.Clipped(sums, outputs, losses, tuple(norms), interface.masks(outputs))
+      per_bundle, scales, tf.zeros_like(mask, tf.float64), groups)
+
+  finite, weights = mask, []
+  charged = _charged(ask, norms, per_bundle, sizes, scales, groups)
+  for norm in charged:  # A record is left out if any of its groups is not finite.
+    finite &= tf.math.is_finite(norm)
+  for part, norm in zip(parts, charged):
+    weight = ask.weight.factor(part.scaled(norm), tf.cast(part.clip, norm.dtype))
+    weights.append(tf.where(finite, part.scaled(weight), tf.zeros_like(norm)))
+
+  totals: List[Optional[tf.Tensor]] = [None] * len(bundles)
+  squares: List[Optional[tf.Tensor]] = [None] * len(bundles)
+  for b, (factor, size, scale, k) in enumerate(zip(per_bundle, sizes, scales, groups)):
+    if factor is not None:
+      weight = weights[k] * size
+      total = factor.weighted_sum(weight)
+      totals[b] = total if trees.absent(scale) else scale * total
+      squares[b] = factor.squared_sum(weight, scale) if ask.squares else None
+
+  by_group = [part.scaled(norm) for part, norm in zip(parts, norms)]
+  norm = by_group[0] if len(parts) == 1 else tf.sqrt(tf.add_n(list(map(tf.square, by_group))))
+  side: Any = ()
+  if ask.side_query is not None:
+    values = projection.side_values(
+        ask.side_query, norm, clip, by_group, [part.clip for part in parts])
+    counted = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]
+    side = tf.cast(tf.reduce_sum(tf.where(counted, values, tf.zeros_like(values)), 0),
+                   trees.wide(tf.as_dtype(variables[0].dtype)))
+  return contract.Sums(
+      factors.apart(totals, bundles, variables),
+      factors.apart(squares, bundles, variables) if ask.squares else (), side), norm
 
 
 def factors_of(
     model: compat.Model, loss: interface.Loss, batch: interface.Batch,
-    scale: Sequence[Any] = (),
-    formed: bool = True) -> Tuple[List[Optional[protocol.Factor]], Any, tf.Tensor]:
-  """`(factors, outputs, losses)`: the factor of each trainable variable, None if not reached.
+    scale: Sequence[trees.Leaf] = (), formed: bool = True,
+    ) -> Tuple[List[Optional[protocol.Factor]], trees.Tree, tf.Tensor]:
+  """Returns `(factors, outputs, losses)`: a factor per trainable variable, None if not reached.
 
-  Those whose scale is a `Kronecker` are in its space. Gradients that are best formed at once
-  are, unless factors themselves are wanted.
+  See `terms` for `scale` and `formed`.
   """
   examples, times = interface.joined(batch)
-  proven = prove(model, examples.x)
-  tape = tf.GradientTape(watch_accessed_variables=False)
-  recorder = tracing.Recorder(tracing.units(model), tape, times)
-  with tape:
+  proof = prove(model, examples.x)
+  recorder = tracing.Recorder(tracing.owners(model), times)
+  with recorder.tape:
     outputs = recorder.run(model, examples.x)
     with tracing.no_reads(model):
       losses = loss(examples.y, outputs, examples.sample_weight)
     losses = interface.of_records(losses, batch)
-  cotangents = tape.gradient(losses, [record.taps for record in recorder.records])
+  cotangents = recorder.tape.gradient(losses, [call.taps for call in recorder.calls])
   keys = [compat.variable_key(v) for v in model.trainable_variables]
-  reached = terms(recorder.records, proven, cotangents, dict(zip(keys, scale)), formed)
-  per_variable = [reached.get(key) for key in keys]
-  return per_variable, interface.divided(outputs, batch), losses
+  reached = terms(
+      tracing.as_proven(recorder.calls, proof), cotangents, dict(zip(keys, scale)), formed)
+  return [reached.get(key) for key in keys], interface.divided(outputs, batch), losses
 
 
 def terms(
-    records: Any, proven: Any, cotangents: Sequence[Any],
-    scales: Mapping[Any, Any] = types.MappingProxyType({}),
-    formed: bool = True) -> Dict[Any, protocol.Factor]:
-  """The factor of every variable of recorded calls that the cotangents reach, by variable key.
+    calls: Sequence[registry.Call], cotangents: Sequence[trees.Tree],
+    scales: Mapping[int, trees.Leaf] = types.MappingProxyType({}),
+    formed: bool = True) -> Dict[int, protocol.Factor]:
+  """Returns the factors of recorded calls that the cotangents reach, by variable key.
 
-  Each is in the space of its entry of `scales`, where that is a `Kronecker`.
-  Nothing is formed of a layer's inputs before its cotangents are there: it would be kept
-  through the backward pass, of all layers at once.
+  The computation of a layer's factors waits for its cotangents. Otherwise the results of all layers
+  would stay in memory through the backward pass.
+
+  Args:
+    calls: The recorded calls of owners.
+    cotangents: The gradients by the taps of each call.
+    scales: By variable key; a factor is in the space of its scale if that is a `Kronecker`.
+    formed: Whether to form the gradients that are best formed at once.
   """
-  parts: Dict[Any, List[protocol.Factor]] = {}
-  batched = tracing.batched_as_proven(records, proven)
-  for record, flags, of_taps in zip(records, batched, cotangents):
-    taps, of_taps = tf.nest.flatten(record.taps), tf.nest.flatten(of_taps)
-    if all(e is None for e in of_taps):
+  parts: Dict[int, List[protocol.Factor]] = {}
+  for call, by_taps in zip(calls, cotangents):
+    taps, by_taps = tf.nest.flatten(call.taps), tf.nest.flatten(by_taps)
+    if all(e is None for e in by_taps):
       continue
-    of_taps = tf.nest.pack_sequence_as(record.taps, [
-        tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, of_taps)])
-    with tf.control_dependencies(tf.nest.flatten(of_taps)):
-      for key, factor in tracing.factors_of(record, flags, of_taps):
+    by_taps = tf.nest.pack_sequence_as(call.taps, [
+        tf.zeros_like(t) if e is None else tf.convert_to_tensor(e) for t, e in zip(taps, by_taps)])
+    with tf.control_dependencies(tf.nest.flatten(by_taps)):
+      for key, factor in tracing.factors_of(call, by_taps):
         if factor is not None:
           parts.setdefault(key, []).append(factor)
   per_variable = {}
@@ -199,70 +212,7 @@ def terms(
   return per_variable
 
 
-def _weights(
-    asks: Tuple[contract.Ask, ...], parts: Tuple[projection.Part, ...], norms: Any,
-    mask: tf.Tensor) -> List[tf.Tensor]:
-  """[n] per part: weights of the records, times the part's scale.
-
-  Zero for padding and where a norm is not finite, be it that of another group.
-  """
-  finite = [mask for _ in asks]
-  for part, norm in zip(parts, norms):
-    finite[part.ask] &= tf.math.is_finite(norm)
-  weights = []
-  for part, norm in zip(parts, norms):
-    scale = 1.0 if trees.absent(part.scale) else tf.cast(part.scale, norm.dtype)
-    factor = asks[part.ask].weight.factor(norm * scale, tf.cast(part.clip, norm.dtype))
-    weights.append(tf.where(finite[part.ask], factor * scale, tf.zeros_like(norm)))
-  return weights
-
-
-def _by_group(
-    asks: Tuple[contract.Ask, ...], parts: Tuple[projection.Part, ...],
-    norms: Any) -> List[List[tf.Tensor]]:
-  """The norms of each ask's groups, in its geometry."""
-  of_asks: List[List[tf.Tensor]] = [[] for _ in asks]
-  for part, norm in zip(parts, norms):
-    scale = 1.0 if trees.absent(part.scale) else tf.cast(part.scale, norm.dtype)
-    of_asks[part.ask].append(norm * scale)
-  return of_asks
-
-
-def _side_sum(
-    side: Optional[contract.SideQuery], norm: tf.Tensor, clip: tf.Tensor, mask: tf.Tensor,
-    variables: Sequence[compat.Variable], by_group: Any, clips: Any) -> Any:
-  """Sums the additional values over records, without padding."""
-  if side is None:
-    return ()
-  numbers = projection.side_values(side, norm, clip, by_group, clips)
-  keep = (tf.math.is_finite(norm) & mask)[:, tf.newaxis]
-  return tf.cast(tf.reduce_sum(tf.where(keep, numbers, tf.zeros_like(numbers)), 0),
-                 trees.wide(tf.as_dtype(variables[0].dtype)))
-
-
-def _sums(
-    per_bundle: Sequence[Optional[protocol.Factor]], asks: Tuple[contract.Ask, ...], of_asks: Any,
-    scales: Any, parts: Tuple[projection.Part, ...], weights: Any,
-    sizes: Any) -> List[Tuple[Any, Any]]:
-  """`(totals, squares)` per ask, scaled, by bundle; None where a factor is."""
-  totals: List[Any] = [[] for _ in asks]
-  squared = [i for i, ask in enumerate(asks) if ask.second and ask.second.per_record_square]
-  squares: List[Any] = [[] if i in squared else () for i in range(len(asks))]
-  for b, (factor, size) in enumerate(zip(per_bundle, sizes)):
-    own = [scale[b] for scale in of_asks]
-    per_ask, of_squares = [None] * len(asks), [None] * len(squared)
-    if factor is not None:
-      sized = [weight * size for weight, scale in zip(weights, scales) if scale[b] is not None]
-      per_ask = [total if trees.absent(scale) else scale * total
-                 for total, scale in zip(factor.weighted_sums(sized), own)]
-      of_squares = factor.squared_sums(
-          [sized[i] for i in squared], [own[i] for i in squared]) if squared else []
-    for into, one in [*zip(totals, per_ask), *zip([squares[i] for i in squared], of_squares)]:
-      into.append(one)
-  return list(zip(totals, squares))
-
-
-def _per_variable(scale: trees.Tree, variables: Sequence[compat.Variable]) -> List[Any]:
+def _per_variable(scale: trees.Tree, variables: Sequence[compat.Variable]) -> List[trees.Leaf]:
   return [()] * len(variables) if trees.absent(scale) else list(tf.nest.flatten(scale))
 
 
@@ -275,8 +225,8 @@ def _check_asks(asks: Tuple[contract.Ask, ...]) -> None:
           "performance=tfdp.Performance('auto'), or 'layered'.")
 
 
-def prove(model: compat.Model, x: Any) -> tracing.Proof:
-  """`tracing.probe`, once per model and kind of input."""
+def prove(model: compat.Model, x: trees.Tree) -> tracing.Proof:
+  """Calls `tracing.probe`, once per model and kind of input."""
   specs = tf.nest.map_structure(
       lambda t: tf.TensorSpec([None] + list(t.shape[1:]), t.dtype), x)
   trainable = tuple(compat.variable_key(v) for v in model.trainable_variables)
@@ -292,105 +242,92 @@ MODERATE = 2.0**80
 
 
 def norms_of(
-    per_variable: Sequence[Optional[protocol.Factor]], scales: Any,
-    zeros: tf.Tensor) -> Tuple[Any, Any, Any]:
-  """The norms of records, whatever their size, and factors that can be summed.
+    per_variable: Sequence[Optional[protocol.Factor]], scales: Sequence[trees.Tree],
+    zeros: tf.Tensor, groups: Sequence[int] = ()) -> Tuple[
+        List[tf.Tensor], List[Optional[protocol.Factor]], List[tf.Tensor]]:
+  """Computes the norms of records, whatever their size, and factors that can be summed.
 
   If any number is too large for squares and products, factors and scales are divided by their
   largest numbers beforehand, those of each record by its own.
 
   Args:
     per_variable: The factor of every variable, or None.
-    scales: For every norm, the scale of every variable; None for one that it is not of.
+    scales: The scale of every variable.
     zeros: [n] float64.
+    groups: The group of every variable, from 0. By default, all are one group.
 
   Returns:
-    `(norms, per_variable, sizes)`: norms that are not finite where a record counts as none;
-    factors that are finite; and for each an [n] float64 by which it is to be multiplied.
+    `(norms, per_variable, sizes)`: for every group [n] norms, not finite for records to leave out;
+    factors that are finite; and for each factor an [n] float64 by which to multiply it.
   """
-  before = {i: factor for i, factor in enumerate(per_variable) if factor is not None}
-  ones = tf.ones_like(zeros)
-  if not before:
-    return [zeros for _ in scales], per_variable, [ones for _ in per_variable]
-  own = _distinct(scale for of_norm in scales for scale in of_norm)
-  values = [t for factor in before.values() for t in protocol.tensors(factor)]
+  groups = groups or [0] * len(per_variable)
+  totals: List[List[tf.Tensor]] = [[zeros] for _ in range(max(groups, default=0) + 1)]
+  present = {i: factor for i, factor in enumerate(per_variable) if factor is not None}
+  ones, result = tf.ones_like(zeros), list(per_variable)
+  sizes = [ones for _ in per_variable]
+  if not present:
+    return [zeros for _ in totals], result, sizes
+  own = {i: scales[i] for i in present if not trees.absent(scales[i])}
+  values = protocol.tensors(tuple(present.values()))
   floating = [t for t in values if t.dtype.is_floating]
   largest = min(t.dtype.max for t in floating)
   squares = iter(tf.unstack(1 + 2 * tf.stack([
       protocol.wide(tf.nn.l2_loss(t)) for t in floating])))
-  bounds = [_bound(factor, _distinct(of_norm[i] for of_norm in scales), squares)
-            for i, factor in before.items()]
+  bounds = []  # Upper bounds of all products of squares on the way to a norm; not finite for NaN.
+  for i, factor in present.items():
+    bound = tf.ones([], tf.float64)
+    if i in own:
+      top = tf.square(protocol.wide(tf.reduce_max(own[i])))
+      bound += top + 1 / top
+    for tensor in protocol.tensors(factor):
+      bound = bound * next(squares) if tensor.dtype.is_floating else bound
+    bounds.append(bound)
 
   def as_they_are() -> Tuple[Any, ...]:
-    return (values, tf.stack([ones for _ in before]), list(own.values()),
+    return (values, tf.stack([ones for _ in present]), list(own.values()),
             [tf.ones([], tf.float64) for _ in own], tf.ones_like(zeros, tf.bool))
 
   def divided() -> Tuple[Any, ...]:
-    units, peaks = zip(*[factor.unit() for factor in before.values()])
-    sizes = tf.stack(peaks)
-    good = sizes <= largest  # Beyond it, the gradient itself overflows: no record.
+    units, peaks = zip(*[factor.unit() for factor in present.values()])
+    stacked = tf.stack(peaks)
+    good = stacked <= largest  # Otherwise the gradient itself overflows.
     tops = [protocol.peak(scale, 0) for scale in own.values()]
-    return (protocol.tensors(units), tf.where(good, sizes, 0),
+    return (protocol.tensors(units), tf.where(good, stacked, 0),
             [protocol.divided(*pair) for pair in zip(own.values(), tops)],
             [tf.reshape(protocol.wide(top), []) for top in tops], tf.reduce_all(good, 0))
 
   values, peaks, divided_scales, tops, fits = tf.cond(
       tf.reduce_all(tf.stack(bounds) < MODERATE), as_they_are, divided)
-  own = dict(zip(own, zip(divided_scales, tops)))
-  values, per_variable = iter(values), list(per_variable)
-  sizes, totals = [ones for _ in per_variable], [[zeros] for _ in scales]
-  for (i, factor), size, square_size in zip(
-      before.items(), tf.unstack(peaks), tf.unstack(tf.square(peaks))):
-    unit = protocol.rebuilt(factor, [next(values) for _ in protocol.tensors(factor)])
-    per_variable[i], sizes[i] = unit, size
-    norms = [p for p, of_norm in enumerate(scales) if of_norm[i] is not None]
-    pairs = [own.get(id(scales[p][i]), ((), ())) for p in norms]
-    # One after the other: each may square scales as large as its variable.
-    with tf.control_dependencies([*protocol.tensors(unit), *(total[-1] for total in totals)]):
-      squares = unit.squared_norms([one for one, _ in pairs])
-    for p, (_, top), square in zip(norms, pairs, squares):
-      square *= square_size
-      totals[p].append(square if trees.absent(top) else square * tf.square(top))
+  pairs = dict(zip(own, zip(divided_scales, tops)))
+  values, last = iter(values), zeros
+  for i, size, square_size in zip(present, tf.unstack(peaks), tf.unstack(tf.square(peaks))):
+    unit = protocol.rebuilt(present[i], [next(values) for _ in protocol.tensors(present[i])])
+    result[i], sizes[i] = unit, size
+    scale, top = pairs.get(i, ((), ()))
+    # One after the other, because each may square a scale as large as its variable.
+    with tf.control_dependencies([*protocol.tensors(unit), last]):
+      last = unit.squared_norm(scale)
+    last *= square_size
+    last = last if trees.absent(top) else last * tf.square(top)
+    totals[groups[i]].append(last)
   norms = [tf.sqrt(tf.add_n(total)) for total in totals]
-  return [tf.where(fits & (norm <= largest), norm, float('inf'))
-          for norm in norms], per_variable, sizes
+  return [tf.where(fits & (norm <= largest), norm, float('inf')) for norm in norms], result, sizes
 
 
-def _distinct(scales: Iterator[Any]) -> Dict[int, tf.Tensor]:
-  """Returns the scales that are tensors, by id."""
-  return {id(scale): scale for scale in scales if scale is not None and not trees.absent(scale)}
-
-
-def _bound(
-    factor: protocol.Factor, scales: Dict[int, tf.Tensor],
-    squares: Iterator[tf.Tensor]) -> tf.Tensor:
-  """[] float64, no less than any product of squares on the way to a norm; not finite for NaN."""
-  tops = [tf.square(protocol.wide(tf.reduce_max(scale))) for scale in scales.values()]
-  bound = 1 + sum((top + 1 / top for top in tops), tf.zeros([], tf.float64))
-  for tensor in protocol.tensors(factor):
-    if tensor.dtype.is_floating:
-      bound *= next(squares)
-  return bound
-
-
-def charged(
-    asks: Tuple[contract.Ask, ...], norms: Any, per_variable: Sequence[Any], sizes: Any,
-    scales: Any) -> Any:
+def _charged(
+    ask: contract.Ask, norms: List[tf.Tensor], per_variable: Sequence[Optional[protocol.Factor]],
+    sizes: List[tf.Tensor], scales: Sequence[trees.Tree],
+    groups: Sequence[int]) -> List[tf.Tensor]:
   """Returns norms for weights that may exceed one, at least the rounding error.
 
-  Such a weight brings a short record up, and the sum adds its steps up again in another
-  order. Norms of records whose steps do not cancel are what they were.
+  Such a weight enlarges a short record, and the sum adds its steps in another order. Norms of
+  records whose steps do not cancel remain the same.
   """
-  growing = [ask.weight.may_grow for ask in asks]
-  if not any(growing):
-    return norms
-  present = [i for i, factor in enumerate(per_variable) if factor is not None]
-  peaks = {i: per_variable[i].unit()[1] * sizes[i] for i in present}
-  result = []
-  for norm, of_ask, grows in zip(norms, scales, growing):
-    for i in [i for i in present if of_ask[i] is not None] if grows else ():
-      rounding = protocol.rounding(per_variable[i]) * math.prod(per_variable[i].shape)**0.5
-      smallest = 1.0 if trees.absent(of_ask[i]) else protocol.wide(tf.reduce_min(of_ask[i]))
-      norm = tf.maximum(norm, rounding * smallest * peaks[i])
-    result.append(norm)
-  return result
+  norms = list(norms)
+  for i, factor in enumerate(per_variable):
+    if ask.weight.may_grow and factor is not None:
+      rounding = protocol.rounding(factor) * math.prod(factor.shape)**0.5
+      smallest = 1.0 if trees.absent(scales[i]) else protocol.wide(tf.reduce_min(scales[i]))
+      peak = factor.unit()[1] * sizes[i]
+      norms[groups[i]] = tf.maximum(norms[groups[i]], rounding * smallest * peak)
+  return norms

@@ -6,7 +6,7 @@ All of them have the privacy of `Hard()` at the same noise.
 
 import dataclasses
 import numbers
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from tfdp_adaptive import contract
 from tfdp_adaptive.rules import following_clip
@@ -20,13 +20,15 @@ from tfdp_adaptive.weights import PSAC
 from tfdp_adaptive.weights import Tanh
 from tfdp_adaptive.weights import Weight
 
-_PLAIN = contract.Rule(  # Arguments are tried on it.
+Choice = Union[Clipping, Mapping[str, Any]]  # A clipping method, or its config.
+Kinds = Union[type, Tuple[type, ...]]
+_PLAIN = contract.Rule(  # A rule for checks of arguments.
     lambda specs: (), lambda state, public: (), lambda *_: ((), ()), elementwise=True)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Following(Clipping):
-  """The clip norm follows the norms of records, from `l2_norm_clip` on."""
+  """Adapts the clip norm to the norms of records; it begins at `l2_norm_clip`."""
 
   quantile: float = 0.5
   weights: Clipping = Hard()
@@ -40,7 +42,7 @@ class _Following(Clipping):
     self.rule(_PLAIN)
 
   def _arguments(self) -> Dict[str, Any]:
-    """Of the function of `tfdp.rules`, which has the defaults."""
+    """Returns arguments of the function of `tfdp.rules`, which has the defaults."""
     values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
     del values['weights']
     return {name: value for name, value in values.items() if value is not None}
@@ -50,7 +52,7 @@ class _Following(Clipping):
 class Quantile(_Following):
   """Adapts the clip norm to a quantile of norms; arguments: see `tfdp.rules.quantile_clip`.
 
-  What it needs is part of the same release and of its cost.
+  The count of records within the clip norm is part of the same release and of its cost.
   """
 
   stddev: Optional[float] = None
@@ -77,7 +79,7 @@ class Slack(_Following):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Automatic(Clipping):
-  """Follows a high quantile of the norms from 1 on; what an optimizer without a clip norm does.
+  """Adapts the clip norm to a high quantile, from 1; the default without a clip norm.
 
   It moves fast, at any noise, as part of the same release and of its cost. Gradients are divided by
   the clip norm, so that a learning rate suits gradients of any size: DP-SGD moves the weights by at
@@ -175,7 +177,7 @@ _KINDS: Dict[str, Any] = {one.__name__: one for one in (
     PerVariable)}
 
 
-def _check(choice: Any, name: str, kinds: Any) -> None:
+def _check(choice: Clipping, name: str, kinds: Kinds) -> None:
   value = getattr(choice, name)
   if isinstance(value, dict):
     object.__setattr__(choice, name, from_config(value))
@@ -185,8 +187,8 @@ def _check(choice: Any, name: str, kinds: Any) -> None:
         f'such as tfdp.clipping.Hard(). Received: {name}={value!r}.')
 
 
-def followed(clipping: Any) -> Tuple[Any, Optional[float]]:
-  """Returns `(clipping, l2_norm_clip)` if no clip norm is given: what follows begins at 1."""
+def followed(clipping: Optional[Choice]) -> Tuple[Choice, Optional[float]]:
+  """Returns `(clipping, l2_norm_clip)` if no clip norm is given; adaptive ones begin at 1."""
   clipping = Automatic() if clipping is None else clipping
   return clipping, 1.0 if isinstance(clipping, (_Following, Automatic)) else None
 
@@ -202,7 +204,7 @@ def caution(clipping: Clipping) -> str:
 
 
 def from_config(config: Mapping[str, Any]) -> Clipping:
-  """The inverse of `Clipping.get_config`.
+  """Returns the value for a config of `Clipping.get_config`.
 
   Examples:
     >>> from_config(PerLayer(Quantile(0.4)).get_config())
@@ -217,7 +219,7 @@ def from_config(config: Mapping[str, Any]) -> Clipping:
                      f'Received: clipping={config!r}.') from error
 
 
-def chosen(clipping: Any) -> Clipping:
+def chosen(clipping: Optional[Choice]) -> Clipping:
   """Returns the value of an optimizer's argument `clipping`: a `Clipping`, its config or None."""
   if isinstance(clipping, dict):
     clipping = from_config(clipping)
@@ -229,8 +231,9 @@ def chosen(clipping: Any) -> Clipping:
   return clipping
 
 
-def for_query(clipping: Any, kinds: Any = (Weight, _Following)) -> Clipping:
-  """`chosen` for a query, which knows no layers."""
+def for_query(
+    clipping: Optional[Choice], kinds: Kinds = (Weight, _Following)) -> Clipping:
+  """Returns `chosen` for a query, which has no layers."""
   value = chosen(clipping)
   if not isinstance(value, kinds):
     raise ValueError('`clipping` of a query must not follow the records where it sums alone, and '

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reckons how much memory a batch needs, and how many examples fit into a budget.
+"""Clips batches in chunks, and estimates how many examples fit into a memory budget.
 
-The memory of a computation is read from its graph and static shapes. Operations are walked through
-in the order they were traced in, and a tensor lives from the operation that makes it to the last
-one that reads it. This is an estimate: an executor may run operations in another order, share
-buffers or fuse operations.
+The memory of a computation is read from its graph and static shapes. A tensor is in memory from the
+operation that computes it to the last one that reads it, in the order in which they were traced.
+This is an estimate: an executor may change the order, share buffers or fuse operations.
 """
 
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import protocol
 
 
 def rows_within(
@@ -28,8 +28,8 @@ def rows_within(
     size: Examples of a batch (the expected number, if that varies).
 
   Returns:
-    `size` if all fit; else a divisor of `size` where one is not much smaller than
-    what fits, or equal chunks of which the last is padded.
+    `size` if all fit. Otherwise a divisor of `size`, unless every one is much smaller than the
+    largest number that fits.
 
   Raises:
     ValueError: If not even one example fits.
@@ -49,7 +49,7 @@ def rows_within(
         '`memory_budget` must be enough for one example at a time. Received: memory_budget='
         f'{budget:,.0f} bytes; this model needs about {one:,.0f} for one example and {whole:,.0f} '
         f'for all {size}.')
-  # Nearly linear; engines choose other ways for other sizes, so it is looked at again.
+  # Memory is nearly linear in the size, but engines may choose another route for another size.
   fits = max(1, int(1 + (size - 1) * (budget - one) / (whole - one)))
   while fits > 1 and needed(fits) > budget:
     fits = fits * 3 // 4
@@ -57,32 +57,96 @@ def rows_within(
   return divisor if 2 * divisor > fits else -(-size // -(-size // fits))
 
 
-# Their results are (views of) what they are given, or none of the computation's doing.
+def chunked(
+    engine: interface.Engine, count: int = 1, rows: Optional[protocol.Size] = None,
+    keep_outputs: bool = True) -> interface.Engine:
+  """Returns an engine that processes a batch in chunks, to limit memory.
+
+  All chunks belong to the same training step, so no clean sum is stored between steps, and noise is
+  drawn once, after the last chunk.
+
+  Args:
+    engine: See `interface`.
+    count: Number of chunks, unless `rows` is given.
+    rows: Largest number of examples of a chunk; the last chunk is padded.
+    keep_outputs: Whether to return the model's outputs for the whole batch, which may need much
+      memory, or for no example.
+  """
+  if count == 1 and rows is None:
+    return engine
+
+  def run(
+      model: compat.Model, loss: interface.Loss, batch: interface.Batch,
+      request: interface.Request) -> interface.Clipped:
+    static = batch.mask.shape[0]
+    size = tf.shape(batch.mask)[0] if static is None else static
+    if rows is not None and static is not None and static <= rows:
+      return engine(model, loss, batch, request)
+    if rows is None:
+      chunks, width = count, -(-size // count)
+    elif static is None:
+      chunks, width = tf.maximum(-(-size // rows), 1), rows
+    else:
+      chunks = -(-static // rows)
+      width = -(-static // chunks)
+    parts = trees.map(lambda t: protocol.split(t, chunks, width), batch)
+
+    def chunk(index: tf.Tensor) -> interface.Clipped:
+      part = trees.map(lambda t: t[index], parts)
+      return engine(model, loss, part, request)
+
+    first = chunk(0)  # Outside the loop, because the loop needs the shapes of the outputs.
+    per_example = lambda clipped: (
+        clipped.losses, clipped.norms, *(
+            (clipped.outputs, clipped.masks) if keep_outputs else ((), ())))
+    flat = tf.nest.flatten(per_example(first))
+    arrays = [tf.TensorArray(t.dtype, chunks, element_shape=t.shape).write(0, t) for t in flat]
+
+    def body(
+        index: tf.Tensor, sums: trees.Tree, arrays: List[tf.TensorArray]) -> Tuple[Any, ...]:
+      clipped = chunk(index)
+      values = tf.nest.flatten(per_example(clipped))
+      return (index + 1, interface.add_sums(sums, clipped.sums),
+              [array.write(index, value) for array, value in zip(arrays, values)])
+
+    _, sums, arrays = tf.while_loop(
+        lambda index, *_: index < chunks, body, (tf.constant(1), first.sums, arrays),
+        parallel_iterations=1, maximum_iterations=chunks - 1)
+    losses, norms, outputs, masks = tf.nest.pack_sequence_as(
+        per_example(first), [array.concat()[:size] for array in arrays])
+    if not keep_outputs:
+      outputs = trees.map(lambda t: t[:0], first.outputs)
+    return interface.Clipped(sums, outputs, losses, norms, masks)
+
+  return run
+
+
+# Operations whose results are views of their inputs, and others that need no memory of their own.
 _VIEWS = {'Identity', 'IdentityN', 'Reshape', 'Squeeze', 'ExpandDims', 'StopGradient',
           'EnsureShape', 'PreventGradient', 'TensorListFromTensor', 'BroadcastGradientArgs'}
 _FREE = {'Placeholder', 'PlaceholderWithDefault', 'Const', 'ReadVariableOp', 'VarHandleOp', 'NoOp',
          'Shape', 'TensorListReserve', 'EmptyTensorList'}
-_APPENDS = {'TensorListPushBack': 1, 'TensorListSetItem': 2}  # -> input that is kept.
+_APPENDS = {'TensorListPushBack': 1, 'TensorListSetItem': 2}  # Operation -> stored input.
 _CALLS = {'PartitionedCall': 'f', 'StatefulPartitionedCall': 'f', 'While': 'body',
           'StatelessWhile': 'body'}
 
 
-def peak(function: Callable[..., Any], specs: Any, unknown: int = 1) -> int:
+def peak(function: Callable[..., trees.Tree], specs: trees.Tree, unknown: int = 1) -> int:
   """Returns the peak memory of `function` in bytes, without its arguments and captures.
 
   Args:
     function: Function of one nest of tensors.
     specs: Nest of their specs.
-    unknown: What sizes count as that are not known while tracing.
+    unknown: Value to assume for sizes that are not known while tracing.
   """
   graph = tf.function(function, autograph=False).get_concrete_function(specs).graph
   return _walk(graph, unknown)[0]
 
 
-def _walk(graph: Any, unknown: int) -> Tuple[int, int]:
-  """Returns `(peak, kept)`: peak bytes, and bytes of tensors appended to lists.
+def _walk(graph: tf.Graph, unknown: int) -> Tuple[int, int]:
+  """Returns `(peak, appended)`: peak bytes, and bytes of tensors appended to lists.
 
-  Conditions count by their results: their branches are for rare records.
+  The branches of conditions do not count, because they are for rare records.
   """
   operations = graph.get_operations()
   owner: Dict[int, int] = {}
@@ -105,36 +169,36 @@ def _walk(graph: Any, unknown: int) -> Tuple[int, int]:
   ends: Dict[int, List[int]] = {}
   for buffer, position in last.items():
     ends.setdefault(position, []).append(buffer)
-  live = most = kept = 0
-  freed: Dict[int, int] = {}  # Position -> bytes of lists that are let go there.
+  live = most = appended = 0
+  freed: Dict[int, int] = {}  # Position -> bytes of lists that are freed there.
   for position, operation in enumerate(operations):
     inside, lists = _inside(operation, unknown)
     if operation.type in _APPENDS:
-      kept += _bytes(operation.inputs[_APPENDS[operation.type]], unknown)
+      appended += _bytes(operation.inputs[_APPENDS[operation.type]], unknown)
     if lists:
-      kept += lists
+      appended += lists
       readers = [last[owner[id(t)]] for t in operation.outputs if t.dtype == tf.variant]
       until = max(readers, default=position)
       freed[until] = freed.get(until, 0) + lists
     live += lists + sum(sizes.get(id(t), 0) for t in operation.outputs)
     most = max(most, live + inside)
     live -= freed.get(position, 0) + sum(sizes.get(buffer, 0) for buffer in ends.get(position, ()))
-  return most, kept
+  return most, appended
 
 
 def _inside(operation: tf.Operation, unknown: int) -> Tuple[int, int]:
-  """`_walk` of the function an operation calls, lists of loops as long as they get."""
+  """Returns `_walk` of the function that an operation calls; loops append in all iterations."""
   attribute = _CALLS.get(operation.type)
   if attribute is None:
     return 0, 0
   called = operation.graph._get_function(operation.get_attr(attribute).name)
-  most, kept = _walk(called.graph, unknown)
-  if attribute == 'body' and kept:
-    times = tf.get_static_value(operation.inputs[1])  # After the counter: the maximum.
+  most, appended = _walk(called.graph, unknown)
+  if attribute == 'body' and appended:
+    times = tf.get_static_value(operation.inputs[1])  # The maximum follows the counter.
     if times is None or times < 0:
       times = unknown
-    kept *= int(times)
-  return most, kept
+    appended *= int(times)
+  return most, appended
 
 
 def _bytes(tensor: tf.Tensor, unknown: int) -> int:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses the engine that clips a model's gradients, and gives it ids in range, in chunks.
+"""Chooses the engine that clips a model's gradients, and replaces token ids out of range.
 
-Token ids out of range make their example count as no record, like a gradient that is not finite. On
-a CPU such an id would abort the program, so that one record could stop a training.
+An example with token ids out of range is left out, like an example whose gradient is not finite. On
+a CPU such an id would abort the program, so that one example could stop a training.
 """
 
-from typing import Any, List, MutableMapping, Tuple
+from typing import Dict, List, MutableMapping, Optional, Tuple
 import warnings
 import weakref
 
@@ -18,25 +18,24 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import registry
 
 ENGINES = ('auto', 'bookkeeping', 'layered', 'materialized', 'loop')
-ENGINE = {
+ENGINE: Dict[str, interface.Engine] = {
     'bookkeeping': bookkeeping.engine, 'layered': materialized.layered,
     'materialized': materialized.vectorized, 'loop': materialized.looped}
 
 
 def decide(
     name: str, model: compat.Model, asks: Tuple[contract.Ask, ...],
-    x: Any = None) -> Tuple[str, str]:
+    x: trees.Tree = None) -> Tuple[str, str]:
   """Returns `(name, reason)`: an engine, and why no faster one can be used.
 
   Args:
-    name: One of `ENGINES`; 'auto' for the fastest that can do it.
+    name: One of `ENGINES`; 'auto' for the fastest one that is possible.
     model: A built Keras model.
-    asks: The rule's asks; projections other than rescaling need every record.
+    asks: The rule's asks; projections other than rescaling need whole gradients.
     x: Nest of inputs or their specs; without it only the structure is checked.
 
   Raises:
@@ -56,7 +55,8 @@ def decide(
 
 
 def choose(
-    name: str, model: compat.Model, asks: Tuple[contract.Ask, ...], x: Any) -> interface.Engine:
+    name: str, model: compat.Model, asks: Tuple[contract.Ask, ...],
+    x: trees.Tree) -> interface.Engine:
   """Returns the engine of `decide`. Warns if 'auto' must use a slow one."""
   decided, reason = decide(name, model, asks, x)
   if name == 'auto' and decided != 'bookkeeping':
@@ -70,15 +70,16 @@ def choose(
   return engine
 
 
-def record_gradients(model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[tf.Tensor]:
-  """[n, ...] gradients of every example, a list like the trainable variables."""
+def record_gradients(
+    model: compat.Model, loss: interface.Loss, x: trees.Tree, y: trees.Tree) -> List[tf.Tensor]:
+  """Returns [n, ...] gradients of every example, a list like the trainable variables."""
   if bookkeeping.supports(model, x)[0]:
     return materialized.layered_gradients(model, loss, x, y)
   return materialized.record_gradients(model, loss, x, y, vectorize=not _must_loop(model))
 
 
 def _must_loop(model: compat.Model) -> bool:
-  """Whether vectorizing examples goes wrong.
+  """Returns whether `tf.vectorized_map` over examples fails for a model.
 
   Recurrent layers have no vectorized gradient, and CPUs no convolution of volumes in groups.
   """
@@ -89,7 +90,7 @@ def _must_loop(model: compat.Model) -> bool:
 
 
 def guarded(engine: interface.Engine) -> interface.Engine:
-  """The same engine, which it holds as `engine`, given ids that its embeddings have."""
+  """Returns an engine that replaces ids out of range; its attribute `engine` is the given one."""
 
   def run(
       model: compat.Model, loss: interface.Loss, batch: interface.Batch,
@@ -108,18 +109,19 @@ def guarded(engine: interface.Engine) -> interface.Engine:
   return run
 
 
-def in_range(model: compat.Model, x: Any) -> Tuple[Any, Any]:
-  """`(x, inside)`: ids out of range replaced by zero, and [n] which examples had none.
+def in_range(model: compat.Model, x: trees.Tree) -> Tuple[trees.Tree, Optional[tf.Tensor]]:
+  """Returns `(x, inside)`: ids out of range replaced by zero, and [n] which examples had none.
 
-  `inside` is None where no input is known to go to an embedding as it is.
+  `inside` is None if no input is known to be the ids of an embedding.
   """
   try:
     rows = bookkeeping.prove(model, x).limits
   except registry.Unsupported:
     rows = tracing.traced_limits(model, x)
-  flat, inside = tf.nest.flatten(x), None
+  flat = tf.nest.flatten(x)
+  inside: Optional[tf.Tensor] = None
   for i, limit in rows.items():
-    above = flat[i] >= 0 if flat[i].dtype.is_integer else flat[i] > -1  # Its whole part counts.
+    above = flat[i] >= 0 if flat[i].dtype.is_integer else flat[i] > -1  # An embedding truncates it.
     good = above & (flat[i] < tf.cast(limit, flat[i].dtype))
     flat[i] = tf.where(good, flat[i], tf.zeros_like(flat[i]))
     good = tf.reduce_all(good, list(range(1, good.shape.rank)))
@@ -127,68 +129,10 @@ def in_range(model: compat.Model, x: Any) -> Tuple[Any, Any]:
   return tf.nest.pack_sequence_as(x, flat), inside
 
 
-SEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Inputs that models trained on.
+# Specs of the inputs that models trained on.
+SEEN: MutableMapping[compat.Model, trees.Tree] = weakref.WeakKeyDictionary()
 
 
-def remember(model: Any, x: Any) -> None:
+def remember(model: compat.Model, x: trees.Tree) -> None:
   """Stores the specs of training inputs, for models without declared inputs."""
   SEEN[model] = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
-
-
-def chunked(
-    engine: interface.Engine, count: int = 1, rows: Any = None,
-    keep_outputs: bool = True) -> interface.Engine:
-  """Processes a batch in chunks and adds up their sums, to limit memory.
-
-  All chunks see the same query within one training step, so no clean sum is ever
-  stored between steps, and noise is drawn once, after the last chunk.
-
-  Args:
-    engine: See `interface`.
-    count: Number of chunks, unless `rows` is given.
-    rows: Examples of a chunk; the last one is padded.
-    keep_outputs: Whether to return the model's outputs, which for the whole batch
-      may need more memory than all else; otherwise, those of no example.
-  """
-  if count == 1 and rows is None:
-    return engine
-
-  def run(
-      model: compat.Model, loss: interface.Loss, batch: interface.Batch,
-      request: interface.Request) -> interface.Clipped:
-    static = batch.mask.shape[0]
-    size = tf.shape(batch.mask)[0] if static is None else static
-    if rows is not None and static is not None and static <= rows:
-      return engine(model, loss, batch, request)
-    if rows is None:
-      chunks, width = count, -(-size // count)
-    else:
-      chunks, width = tf.maximum(-(-size // rows), 1) if static is None else -(-size // rows), rows
-    parts = trees.map(lambda t: protocol.split(t, chunks, width), batch)
-
-    def chunk(index: tf.Tensor) -> interface.Clipped:
-      part = trees.map(lambda t: t[index], parts)
-      return engine(model, loss, part, request)
-
-    first = chunk(0)  # Outside the loop: it tells the shapes of the outputs.
-    per_example = lambda clipped: (
-        clipped.losses, clipped.norms, *(
-            (clipped.outputs, clipped.masks) if keep_outputs else ((), ())))
-    none = trees.map(lambda t: t[:0], first.outputs)
-    flat = tf.nest.flatten(per_example(first))
-    arrays = [tf.TensorArray(t.dtype, chunks, element_shape=t.shape).write(0, t) for t in flat]
-
-    def body(index: tf.Tensor, sums: Any, arrays: Any) -> Tuple[Any, ...]:
-      clipped = chunk(index)
-      values = tf.nest.flatten(per_example(clipped))
-      return (index + 1, interface.add_sums(sums, clipped.sums),
-              [array.write(index, value) for array, value in zip(arrays, values)])
-
-    _, sums, arrays = tf.while_loop(
-        lambda index, *_: index < chunks, body, (tf.constant(1), first.sums, arrays),
-        parallel_iterations=1, maximum_iterations=chunks - 1)
-    losses, norms, outputs, masks = tf.nest.pack_sequence_as(
-        per_example(first), [array.concat()[:size] for array in arrays])
-    return interface.Clipped(sums, outputs if keep_outputs else none, losses, norms, masks)
-
-  return run

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reports how each layer of a model is clipped, with a reason for what is slow."""
 
-import math
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping import protocol
@@ -19,7 +19,7 @@ from tfdp_adaptive.clipping.layers import generic
 from tfdp_adaptive.clipping.layers import registry
 from tfdp_adaptive.rules import kfc
 
-_SAID = {
+_TITLES = {
     'bookkeeping': 'book-keeping: one forward and one backward pass, no gradient per example of '
                    'the model',
     'layered': 'layered: the gradient of every example, some examples at a time',
@@ -27,27 +27,31 @@ _SAID = {
     'loop': 'loop: the whole model, one example after the other'}
 
 
+# {variable key: shapes of the left and the right side}, for variables that have a `Kronecker`.
+_Sides = Dict[int, Tuple[tf.TensorShape, tf.TensorShape]]
+
+
 class Layer(NamedTuple):
   """How one layer is clipped."""
 
   layer: str  # Its name.
   kind: str  # Its class.
-  parameters: int  # Trainable ones that it owns.
-  route: str  # Route of each of its variables, the largest first; see README.
-  memory: Optional[int]  # Bytes held while it is clipped, an estimate; None: open sizes.
-  reason: str = ''  # Why it goes another way than its kind does.
+  parameters: int  # Number of trainable parameters that it owns.
+  route: str  # Route of each of its variables, the largest first.
+  memory: Optional[int]  # Estimate of the bytes held while it is clipped; None for open sizes.
+  reason: str = ''  # Why it does not take the route of its kind.
 
 
 class Explanation(NamedTuple):
   """The result of `explain_clipping`, which prints as a table."""
 
-  engine: str  # One of the optimizers' `engine`, but 'auto'.
-  reason: str  # Why not a faster one, or ''.
+  engine: str  # Name of the engine, not 'auto'.
+  reason: str  # Why no faster engine is possible, or ''.
   batch_size: int
   scaled: bool  # Whether records are clipped in a geometry.
   budget: int  # Bytes of gradients of single examples that are formed at once.
   layers: Tuple[Layer, ...]
-  open_inputs: str = ''  # Shapes of inputs that have open axes, which training knows.
+  open_inputs: str = ''  # Shapes of inputs with open axes, whose sizes are known in training.
 
   def to_dict(self) -> Dict[str, Any]:
     """Returns JSON values."""
@@ -62,7 +66,7 @@ class Explanation(NamedTuple):
     align = [str.ljust, str.ljust, str.rjust, str.rjust, str.ljust, str.ljust]
     rows = ['  '.join(f(cell, width) for f, cell, width in zip(align, row, widths)).rstrip()
             for row in table]
-    head = [f'Engine: {_SAID[self.engine]}.'] + [f'Why: {self.reason}'] * bool(self.reason) + [
+    head = [f'Engine: {_TITLES[self.engine]}.'] + [f'Why: {self.reason}'] * bool(self.reason) + [
         f'Batch of {self.batch_size}, clipped ' + (
             'in a geometry' if self.scaled else 'in the plain norm')
         + f'; at most {self.budget / 2**20:g} MiB of gradients of single examples at once '
@@ -74,7 +78,7 @@ class Explanation(NamedTuple):
 
 
 def explain_clipping(
-    model: compat.Model, x: Any = None, *, batch_size: Optional[int] = None,
+    model: compat.Model, x: trees.Tree = None, *, batch_size: Optional[int] = None,
     scaled: Optional[bool] = None, rule: Optional[contract.Rule] = None,
     engine: Optional[str] = None) -> Explanation:
   """Reports how each layer of a model is clipped, and why by this engine.
@@ -83,14 +87,13 @@ def explain_clipping(
 
   Args:
     model: A built Keras model, private or not.
-    x: Nest of inputs with the batch as first axis, arrays or `tf.TensorSpec`s. If None, what
-      the model was trained on, or else the model's own input specification. Needed before the
+    x: Nest of inputs with the batch as first axis, arrays or `tf.TensorSpec`s. By default, the
+      inputs that the model was trained on, or else its own input specification. Needed before the
       first private step of subclassed models, and of models whose inputs have open axes.
-    batch_size: Examples in a batch; that of the model's private optimizer, of `x`, or 32.
-    scaled: Whether records are clipped in a geometry; what the rule does if None.
-    rule: A `tfdp.rules` rule; that of the model's private optimizer if None, or else one
-      that clips as DP-SGD does.
-    engine: As for the optimizers; that of the model's private optimizer, or 'auto'.
+    batch_size: Examples in a batch. By default that of the private optimizer, of `x`, or 32.
+    scaled: Whether records are clipped in a geometry. By default, the rule decides.
+    rule: A `tfdp.rules` rule. By default that of the model's private optimizer, or DP-SGD.
+    engine: As for the optimizers. By default that of the model's private optimizer, or 'auto'.
 
   Returns:
     An `Explanation`; `print` it.
@@ -109,13 +112,13 @@ def explain_clipping(
   engine = engine or str(getattr(getattr(optimizer, 'performance', None), 'engine', 'auto'))
   specs, batch_size = _inputs(model, x, batch_size, optimizer)
   asks = (contract.Ask(),) if rule is None else rule.asks
-  shapes = _geometry(rule, model) if scaled is None else [None] * len(model.trainable_variables)
-  scaled = shapes is not None if scaled is None else bool(scaled)
+  sides = _sides(rule, model) if scaled is None else {}
+  scaled = sides is not None if scaled is None else bool(scaled)
   name, reason = engines.decide(engine, model, asks, specs)
   if name in ('bookkeeping', 'layered'):
-    layers = _traced(model, specs, batch_size, scaled, shapes or [], name)
+    layers = _traced(model, specs, scaled, sides or {}, name)
   else:
-    layers = _untraced(model, batch_size if name == 'materialized' else 1)
+    layers = list(_untraced(model, batch_size if name == 'materialized' else 1))
   budget = {'bookkeeping': protocol.BLOCK_BYTES, 'layered': materialized.RECORD_BYTES}.get(
       name, 4 * sum(map(_size, model.trainable_variables)) * (batch_size if name != 'loop' else 1))
   shapes = [spec.shape for spec in tf.nest.flatten(specs)]
@@ -129,8 +132,9 @@ def _size(variable: compat.Variable) -> int:
 
 
 def _inputs(
-    model: compat.Model, x: Any, batch_size: Optional[int], optimizer: Any) -> Tuple[Any, int]:
-  """Specs of the inputs of a batch, and its size."""
+    model: compat.Model, x: trees.Tree, batch_size: Optional[int],
+    optimizer: compat.Optimizer) -> Tuple[trees.Tree, int]:
+  """Returns the specs of the inputs of a batch, and its size."""
   if isinstance(x, (list, tuple)) and x and all(isinstance(one, str) for one in x):
     x = tf.constant(x)
     if hasattr(model, 'preprocess_samples'):  # A task of KerasHub.
@@ -153,41 +157,41 @@ def _inputs(
       lambda t: tf.TensorSpec([batch_size] + list(t.shape[1:]), t.dtype), x), batch_size
 
 
-def _geometry(rule: Optional[contract.Rule], model: compat.Model) -> Optional[List[Any]]:
-  """Per variable the shapes of its two sides, or None for a scale per coordinate.
+def _sides(rule: Optional[contract.Rule], model: compat.Model) -> Optional[_Sides]:
+  """Returns the shapes of the sides of each variable's `Kronecker`; None without any scale.
 
-  None instead of a list where records are not scaled at all. Rules that need gradients of
-  public data to say have a scale per coordinate, but for those that need factors.
+  Rules that need gradients of public data have a scale per coordinate, unless they need factors.
   """
   variables = model.trainable_variables
   if rule is None or rule.public not in (None, 'factors'):
-    return None if rule is None else [None] * len(variables)
+    return None if rule is None else {}
   specs = [tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)) for v in variables]
   with tf.Graph().as_default():
-    public: Any = ()
+    public: trees.Tree = ()
     if rule.public is not None:
       public = [tuple(tf.zeros(shape, spec.dtype) for shape in kfc.sides(spec.shape))
                 for spec in specs]
     scales = [query.scale for query in rule.query(rule.init(specs), public)
               if not trees.absent(query.scale)]
-    return None if not scales else [
-        (leaf.left.shape, leaf.right.shape) if isinstance(leaf, contract.Kronecker) else None
-        for leaf in tf.nest.flatten(scales[0])]
+    if not scales:
+      return None
+    return {compat.variable_key(v): (leaf.left.shape, leaf.right.shape)
+            for v, leaf in zip(variables, tf.nest.flatten(scales[0]))
+            if isinstance(leaf, contract.Kronecker)}
 
 
 def _traced(
-    model: compat.Model, specs: Any, n: int, scaled: bool, shapes: Sequence[Any],
+    model: compat.Model, specs: trees.Tree, scaled: bool, sides: _Sides,
     engine: str) -> List[Layer]:
   layers: List[Layer] = []
+  proof = bookkeeping.prove(model, specs)
 
-  def run(inputs: Any) -> tf.Tensor:
-    tape = tf.GradientTape(watch_accessed_variables=False)
-    recorder = tracing.Recorder(tracing.units(model), tape)
-    with tape:
+  def run(inputs: trees.Tree) -> tf.Tensor:
+    recorder = tracing.Recorder(tracing.owners(model))
+    with recorder.tape:
       recorder.run(model, inputs)
-    sides = {compat.variable_key(v): contract.Kronecker(*map(tf.zeros, pair))
-             for v, pair in zip(model.trainable_variables, shapes) if pair is not None}
-    layers.extend(_layers(model, recorder.records, specs, n, scaled, sides, engine))
+    calls = tracing.as_proven(recorder.calls, proof)
+    layers.extend(_layers(calls, scaled, sides, engine))
     return tf.zeros([])
 
   tf.function(run, autograph=False).get_concrete_function(specs)
@@ -195,48 +199,48 @@ def _traced(
 
 
 def _layers(
-    model: compat.Model, records: Any, specs: Any, n: int, scaled: bool, sides: Dict[Any, Any],
-    engine: str) -> Iterator[Layer]:
-  terms = bookkeeping.terms(records, bookkeeping.prove(model, specs), [
-      tf.nest.map_structure(tf.zeros_like, record.taps) for record in records], formed=False)
-  for unit in {id(record.unit.layer): record.unit for record in records}.values():
-    variables = sorted(unit.variables, key=_size, reverse=True)
-    keys = [compat.variable_key(v) for v in variables]
-    keys = [key for key in keys if key in terms]
-    taken = [terms.pop(key) for key in keys]
-    measured = [_measured(one, sides.get(key), scaled) for key, one in zip(keys, taken)]
+    calls: Sequence[registry.Call], scaled: bool, sides: _Sides, engine: str) -> Iterator[Layer]:
+  by_key = bookkeeping.terms(
+      calls, [tf.nest.map_structure(tf.zeros_like, call.taps) for call in calls], formed=False)
+  for owner in {id(call.owner): call.owner for call in calls}.values():
+    layer, variables = owner.layer, sorted(owner.variables, key=_size, reverse=True)
+    given, measured = [], []  # Factors, and the factors of their norms.
+    for key in map(compat.variable_key, variables):
+      factor = by_key.pop(key, None)
+      if factor is not None:
+        given.append(factor)
+        pair = map(tf.zeros, sides[key]) if key in sides else None
+        own = factor.transformed(contract.Kronecker(*pair)) if pair else factor
+        measured.append((own.simplified(), scaled and not pair))
     routes = [factor.route(scaled) for factor, scaled in measured]
-    if unit.kind is generic.KIND:
+    if owner.kind is generic.KIND:
       routes = ['one example at a time']
     elif engine == 'layered':
       routes = ['records']
-    yield Layer(unit.layer.name, type(unit.layer).__name__, sum(map(_size, variables)),
-                ', '.join(dict.fromkeys(routes)), _memory(taken, measured, n), _why(unit))
-
-
-def _measured(
-    factor: protocol.Factor, sides: Optional[contract.Kronecker],
-    scaled: bool) -> Tuple[protocol.Factor, bool]:
-  """What a variable's norms are formed of, and whether that is still to be scaled."""
-  if sides is None:
-    return factor.simplified(), scaled
-  return factor.transformed(sides).simplified(), False
+    yield Layer(
+        layer.name, type(layer).__name__, sum(map(_size, variables)),
+        ', '.join(dict.fromkeys(routes)), _memory(given, measured),
+        registry.why_unknown(layer) if owner.kind is generic.KIND else '')
 
 
 def _memory(
-    taken: Sequence[protocol.Factor], measured: Sequence[Tuple[protocol.Factor, bool]],
-    n: int) -> Optional[int]:
-  """Bytes of what a layer's norms are formed of, and of the largest norm at work."""
-  factors = [*taken, *(factor for factor, _ in measured)]
-  held = {t.ref(): t for t in protocol.tensors(tuple(factors))}.values()
-  if not all(t.shape[1:].is_fully_defined() for t in held):
+    given: Sequence[protocol.Factor],
+    measured: Sequence[Tuple[protocol.Factor, bool]]) -> Optional[int]:
+  """Returns the bytes of a layer's factors, and of the computation of its largest norm."""
+  tensors = protocol.tensors((*given, *(factor for factor, _ in measured)))
+  held = {t.ref(): t for t in tensors}.values()
+  if not all(t.shape.is_fully_defined() for t in held):
     return None
-  return n * sum(math.prod(t.shape[1:]) * t.dtype.size for t in held) + max(
-      [4 * factor.formed(n, scaled) for factor, scaled in measured], default=0)
+  peaks = [_peak(factor, scaled) for factor, scaled in measured]
+  return sum(t.shape.num_elements() * t.dtype.size for t in held) + max(peaks, default=0)
 
 
-def _why(unit: tracing.Unit) -> str:
-  return registry.why_unknown(unit.layer) if unit.kind is generic.KIND else ''
+def _peak(factor: protocol.Factor, scaled: bool) -> int:
+  """Returns the peak memory of the computation of a norm."""
+  specs = [tf.TensorSpec(t.shape, t.dtype) for t in protocol.tensors(factor)]
+  scale = tf.TensorSpec(factor.shape, specs[-1].dtype) if scaled else ()
+  return chunks.peak(lambda given: protocol.rebuilt(
+      factor, given[0]).squared_norm(given[1]), (specs, scale))
 
 
 def _untraced(model: compat.Model, n: int) -> Iterator[Layer]:

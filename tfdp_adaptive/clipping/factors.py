@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-example gradients of one variable, kept in factored form.
+"""Per-example gradients of one variable, in factored form.
 
-A layer's file says what the factors of its gradient are; here is what the
-book-keeping engine does with them: norms in a diagonal geometry, sums weighted
-per example, sums of squares; see `protocol`.
+A layer's file defines the factors of its gradient. This file computes with them, for the
+book-keeping engine: norms in a diagonal geometry, weighted sums, sums of squares; see `protocol`.
 
-Norms are never below the truth by more than rounding: products of sums are formed
-in float64, squares that underflow are charged at the smallest normal number, and the
-Gram route adds a bound of its own cancellation.
+Norms are never below the truth by more than rounding. Products of sums are formed in float64. The
+smallest normal number is added for squares that underflow. The Gram route adds a bound of its own
+cancellation.
 """
 
 import collections
 import dataclasses
 import math
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -24,16 +23,15 @@ from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import protocol
 
-# Per-example gradients are formed and kept when they take at most this many
-# times the memory of their factors, and this many steps or more make up one of
-# them: forming costs as much as multiplying by that many steps once more.
+# Per-example gradients are formed at once if they take at most `KEEP` times the memory of their
+# factors and have at least `STEPS` steps: forming costs as much as one more product of these steps.
 KEEP = 2.0
 STEPS = 64
 
-# Variables of at most `SMALL` numbers are clipped in bundles: copying larger ones takes longer than
-# it saves. A bundle of `FULL` numbers takes no more, since its gradients are held twice at first.
+# Variables of at most `SMALL` numbers are clipped in bundles of about `FULL` numbers. Copying more
+# takes longer than it saves, and the gradients of a bundle are in memory twice at first.
 SMALL, FULL = 2**12, 2**15
-Bundle = Tuple[int, ...]  # Places of variables; most have one.
+Bundle = Tuple[int, ...]  # Positions of variables; most bundles have one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Explicit(protocol.Factor):
 
   Attributes:
     parts: Tensors [n, ...]: the variable, with its axes in the order `axes`, cut along the first
-      of them; mostly a single one.
+      axis; mostly a single part.
     shape: The variable's shape.
     axes: A permutation, or () for none.
   """
@@ -55,40 +53,28 @@ class Explicit(protocol.Factor):
     del scaled
     return 'explicit'
 
-  def formed(self, n: int, scaled: bool) -> int:
-    return n * math.prod(self.shape)
+  def squared_norm(self, scale: trees.Tree = ()) -> tf.Tensor:
+    return tf.add_n([protocol.sum_squares(part, piece)
+                     for part, piece in zip(self.parts, self._cut(scale))])
 
-  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
-    norms = []
-    for scale in scales:
-      pieces = [()] * len(self.parts) if trees.absent(scale) else self._cut(scale)
-      norms.append(tf.add_n([protocol.sum_squares(part, piece)
-                             for part, piece in zip(self.parts, pieces)]))
-    return norms
+  def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+    weights = protocol.narrow(weights[tf.newaxis], self.parts[0].dtype)
+    sums = [tf.matmul(weights, tf.reshape(part, [-1, math.prod(part.shape[1:])]))
+            for part in self.parts]
+    return restored(tf.concat(sums, 1), self.shape, self.axes)
 
-  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
-    flat = [tf.reshape(p, [-1, int(np.prod(p.shape[1:].as_list()))]) for p in self.parts]
-    weights = protocol.narrow(tf.stack(weights), flat[0].dtype)
-    sums = tf.concat([tf.matmul(weights, part) for part in flat], 1)
-    return [restored(one, self.shape, self.axes)
-            for one in tf.unstack(sums, weights.shape[0])]
-
-  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
-    sums = []
-    for weight, scale in zip(weights, scales):
-      squares = []
-      for part, piece in zip(self.parts, [()] * len(self.parts) if trees.absent(scale)
-                             else self._cut(scale)):
-        weighted = part * protocol.along(weight, part)
-        weighted = weighted if trees.absent(scale) else weighted * piece
-        squares.append(tf.reshape(tf.reduce_sum(tf.square(weighted), 0), [-1]))
-      sums.append(restored(tf.concat(squares, 0), self.shape, self.axes))
-    return sums
+  def squared_sum(self, weights: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
+    squares = []
+    for part, piece in zip(self.parts, self._cut(scale)):
+      weighted = part * protocol.along(weights, part)
+      weighted = weighted if trees.absent(scale) else weighted * piece
+      squares.append(tf.reshape(tf.reduce_sum(tf.square(weighted), 0), [-1]))
+    return restored(tf.concat(squares, 0), self.shape, self.axes)
 
   def folded(self, times: int) -> 'Explicit':
-    def fold(part: tf.Tensor) -> tf.Tensor:
-      return tf.reduce_sum(tf.reshape(part, [-1, times] + part.shape[1:].as_list()), 1)
-    return dataclasses.replace(self, parts=tuple(fold(part) for part in self.parts))
+    return dataclasses.replace(self, parts=tuple(
+        tf.reduce_sum(tf.reshape(part, [-1, times] + part.shape[1:].as_list()), 1)
+        for part in self.parts))
 
   def explicit(self) -> 'Explicit':
     return self
@@ -103,15 +89,15 @@ class Explicit(protocol.Factor):
     return explicit(both)
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Uses the gradients themselves, since their factors are unknown."""
+    """Returns moments of the gradients themselves, since their factors are unknown."""
     matrices = tf.reshape(self.gradient(), (-1,) + view[1:])
     return (protocol.second_moment(tf.linalg.matrix_transpose(matrices), view[1], most),
             protocol.second_moment(matrices, view[2], most))
 
-  def kin(self) -> Any:
+  def kin(self) -> Hashable:
     return Explicit
 
-  def joined(self, others: Sequence[Any]) -> 'Explicit':
+  def joined(self, others: Sequence['Explicit']) -> 'Explicit':  # type: ignore[override]
     return explicit(tf.add_n([part.gradient() for part in (self, *others)]))
 
   def unit(self) -> Tuple['Explicit', tf.Tensor]:
@@ -124,14 +110,16 @@ class Explicit(protocol.Factor):
         part * protocol.along(ratio, part) for part in self.parts))
 
   def gradient(self) -> tf.Tensor:
-    """[n, *shape]."""
     part = self.parts[0] if len(self.parts) == 1 else tf.stack(self.parts, 1)
     if self.axes:
       part = tf.reshape(part, [-1] + [self.shape[i] for i in self.axes])
       part = tf.transpose(part, [0] + [1 + i for i in np.argsort(self.axes)])
     return tf.reshape(part, (-1,) + self.shape)
 
-  def _cut(self, scale: trees.Tree) -> List[tf.Tensor]:
+  def _cut(self, scale: trees.Tree) -> Sequence[trees.Tree]:
+    """Returns the piece of a scale that belongs to each part."""
+    if trees.absent(scale):
+      return [()] * len(self.parts)
     if self.axes:
       scale = tf.transpose(scale, self.axes)
     pieces = tf.reshape(scale, [len(self.parts)] + self.parts[0].shape[1:].as_list())
@@ -139,12 +127,12 @@ class Explicit(protocol.Factor):
 
 
 def explicit(gradient: tf.Tensor) -> Explicit:
-  """The `Explicit` of gradients [n, *variable shape]."""
+  """Returns the `Explicit` of gradients [n, *variable shape]."""
   return Explicit((gradient,), tuple(gradient.shape[1:].as_list()))
 
 
 def restored(flat: tf.Tensor, shape: Tuple[int, ...], axes: Tuple[int, ...]) -> tf.Tensor:
-  """A flat variable whose axes lie in the order `axes`, in its own order."""
+  """Reshapes a flat variable with axes in the order `axes` to its own order."""
   if not axes:
     return tf.reshape(flat, shape)
   return tf.transpose(tf.reshape(flat, [shape[i] for i in axes]), np.argsort(axes))
@@ -167,7 +155,7 @@ class Outer(protocol.Factor):
   axes: Tuple[int, ...] = ()
 
   def route(self, scaled: bool) -> str:
-    """'rank one', 'explicit', 'gram' or 'blocks', from static shapes."""
+    """Returns 'rank one', 'explicit', 'gram' or 'blocks', from static shapes."""
     length, d, p = self.inputs.shape[1], self.inputs.shape[2], self.cotangents.shape[2]
     if length == 1:
       return 'rank one'
@@ -177,40 +165,40 @@ class Outer(protocol.Factor):
       return 'explicit'
     return 'blocks' if scaled else 'gram'
 
-  def formed(self, n: int, scaled: bool) -> int:
-    length, d, p = self.inputs.shape[1], self.inputs.shape[2], self.cotangents.shape[2]
-    route = self.route(scaled)
+  def squared_norm(self, scale: trees.Tree = ()) -> tf.Tensor:
+    route = self.route(not trees.absent(scale))
     if route == 'rank one':
-      return n * (d + p)
-    return 3 * n * length**2 if route == 'gram' else super().formed(n, scaled)
-
-  def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
-    if route == 'rank one':
-      return self._rank_one(scales)
-    if route == 'gram':
-      return [self._gram()] * len(scales)
-    return super().norms_by(route, scales)
+      return self._rank_one(scale)
+    return self._gram() if route == 'gram' else super().squared_norm(scale)
 
   def products(self) -> protocol.Products:
     left, right = (tf.reduce_sum(tf.square(t), 1) for t in (self.inputs, self.cotangents))
     return tf.shape(self.inputs)[1], lambda scale: protocol.product_squares(
         left, right, scale if trees.absent(scale) else tf.square(self._matrix(scale)))
 
-  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
-    if self.inputs.shape[2] < self.cotangents.shape[2]:
-      return [self._product(self.inputs * protocol.along(w, self.inputs), self.cotangents)
-              for w in weights]
-    return [self._product(self.inputs, self.cotangents * protocol.along(w, self.cotangents))
-            for w in weights]
+  def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+    inputs, cotangents = self.inputs, self.cotangents
+    d, p = inputs.shape[2], cotangents.shape[2]
+    if d < p:
+      inputs *= protocol.along(weights, inputs)
+    else:
+      cotangents *= protocol.along(weights, cotangents)
+    product = tf.matmul(
+        tf.reshape(inputs, [-1, d]), tf.reshape(cotangents, [-1, p]), transpose_a=True)
+    return restored(product, self.shape, self.axes)
 
-  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
-    if self.route(True) == 'rank one':
-      return self._rank_one_squares(weights, scales)
-    return super().squared_sums(weights, scales)
-
-  def folded(self, times: int) -> 'Outer':
-    return dataclasses.replace(
-        self, inputs=fold(self.inputs, times), cotangents=fold(self.cotangents, times))
+  def squared_sum(self, weights: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
+    """Returns `(s top)^2 * sum_n (w / top)^2 (a^2)(e^2)'` for rank one, in units of examples."""
+    if self.route(True) != 'rank one':
+      return super().squared_sum(weights, scale)
+    unit, size = self.unit()
+    squares = Outer(tf.square(unit.inputs), tf.square(unit.cotangents), self.shape, self.axes)
+    weights *= size
+    top = tf.maximum(tf.reduce_max(weights), 0)
+    product = squares.weighted_sum(tf.square(tf.math.divide_no_nan(weights, top)))
+    root = top * protocol.wide(tf.sqrt(product))
+    root = root if trees.absent(scale) else root * protocol.wide(scale)
+    return tf.cast(tf.square(root), product.dtype)
 
   def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
     _, _, p = geometry.matrices_of(scale, self.shape)
@@ -230,9 +218,9 @@ class Outer(protocol.Factor):
             protocol.second_moment(ends[1], view[2], most))
 
   def _ends(self, p: int) -> Optional[Tuple[tf.Tensor, tf.Tensor, bool]]:
-    """`(first, last, turned)`: what is of the variable's first axes, and of the last p numbers.
+    """Returns `(first, last, turned)`, the tensors of the first axes and of the last p numbers.
 
-    `turned` if the first are the cotangents; None where the product is another one.
+    `turned` is whether the first tensor is the cotangents. None if neither has p numbers.
     """
     rows, order = self._rows(), tuple(range(len(self.shape)))
     axes = self.axes or order
@@ -242,7 +230,7 @@ class Outer(protocol.Factor):
       return None
     return first, last, turned
 
-  def kin(self) -> Any:  # Steps of one sequence.
+  def kin(self) -> Hashable:
     return Outer, self.axes, self.inputs.shape[2]
 
   def unit(self) -> Tuple['Outer', tf.Tensor]:
@@ -273,38 +261,19 @@ class Outer(protocol.Factor):
                 if int(np.prod(sizes[:i])) == self.inputs.shape[2]
                 and int(np.prod(sizes[i:])) == self.cotangents.shape[2])
 
-  def _rank_one(self, scales: protocol.Scales) -> List[tf.Tensor]:
+  def _rank_one(self, scale: trees.Tree) -> tf.Tensor:
+    """Returns `||S * a e'||^2 = (a^2)' S^2 (e^2)`, with a bound of what products may lose."""
     a, e = self.inputs[:, 0], self.cotangents[:, 0]
-    norms = []
-    for scale in scales:
-      if trees.absent(scale):
-        norms.append(protocol.sum_squares(a) * protocol.sum_squares(e))
-      else:  # ||S * a e'||^2 = (a^2)' S^2 (e^2), and what each product may lose
-        small, d, p = protocol.tiny(a.dtype), a.shape[1], e.shape[1]
-        left, right = tf.square(a) + small, tf.square(e) + small
-        curvature, sums = tf.square(self._matrix(scale)), tf.reduce_sum(left, 1)
-        rows = tf.matmul(left, curvature) + small * (sums[:, tf.newaxis] + d)
-        total = tf.reduce_sum(rows * right, 1) + p * small
-        norms.append(protocol.wide(total))
-    return norms
-
-  def _rank_one_squares(
-      self, weights: protocol.Tensors, scales: protocol.Scales) -> List[tf.Tensor]:
-    """`sum_n (s w a e')^2 = (s top)^2 * sum_n (w / top)^2 (a^2)(e^2)'`, in units of examples."""
-    unit, size = self.unit()
-    squares = Outer(tf.square(unit.inputs), tf.square(unit.cotangents), self.shape, self.axes)
-    sums = []
-    for weight, scale in zip(weights, scales):
-      weight *= size
-      top = tf.maximum(tf.reduce_max(weight), 0)
-      product, = squares.weighted_sums([tf.square(tf.math.divide_no_nan(weight, top))])
-      root = top * protocol.wide(tf.sqrt(product))
-      root = root if trees.absent(scale) else root * protocol.wide(scale)
-      sums.append(tf.cast(tf.square(root), product.dtype))
-    return sums
+    if trees.absent(scale):
+      return protocol.sum_squares(a) * protocol.sum_squares(e)
+    small, d, p = protocol.tiny(a.dtype), a.shape[1], e.shape[1]
+    left, right = tf.square(a) + small, tf.square(e) + small
+    curvature, sums = tf.square(self._matrix(scale)), tf.reduce_sum(left, 1)
+    rows = tf.matmul(left, curvature) + small * (sums[:, tf.newaxis] + d)
+    return protocol.wide(tf.reduce_sum(rows * right, 1) + p * small)
 
   def _gram(self) -> tf.Tensor:
-    """||sum_t a_t e_t'||^2 = sum_{tu} (a_t'a_u)(e_t'e_u)."""
+    """Returns `||sum_t a_t e_t'||^2 = sum_{tu} (a_t'a_u)(e_t'e_u)`."""
     inner = tf.matmul(self.inputs, self.inputs, transpose_b=True)
     outer = tf.matmul(self.cotangents, self.cotangents, transpose_b=True)
     a, e = tf.linalg.diag_part(inner), tf.linalg.diag_part(outer)
@@ -315,19 +284,13 @@ class Outer(protocol.Factor):
     norms = protocol.gram(inner, outer, tf.square(protocol.wide(lengths)))
     return norms + lost
 
-  def _product(self, inputs: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
-    d, p = inputs.shape[2], cotangents.shape[2]
-    product = tf.matmul(
-        tf.reshape(inputs, [-1, d]), tf.reshape(cotangents, [-1, p]), transpose_a=True)
-    return restored(product, self.shape, self.axes)
-
   def _matrix(self, scale: trees.Tree) -> tf.Tensor:
     scale = tf.transpose(scale, self.axes) if self.axes else scale
     return tf.reshape(scale, [self.inputs.shape[2], self.cotangents.shape[2]])
 
 
 def by_blocks(x: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-  """The left side [d, d] of a `Kronecker` times every piece of d along the last axis of `x`."""
+  """Multiplies every piece of d along the last axis of `x` by a left side [d, d]."""
   if x.shape[-1] == left.shape[0]:
     return geometry.on_last(x, left)
   parts = tf.reshape(x, tf.concat([tf.shape(x)[:-1], [-1, left.shape[0]]], 0))
@@ -336,54 +299,46 @@ def by_blocks(x: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
   return tf.ensure_shape(tf.reshape(parts, tf.shape(x)), x.shape)
 
 
-def fold(x: tf.Tensor, times: int) -> tf.Tensor:
-  """[n * times, T, ...] to [n, times * T, ...]."""
-  length = x.shape[1] if x.shape[1] is not None else tf.shape(x)[1]
-  return tf.reshape(x, [-1, times * length] + x.shape[2:].as_list())
-
-
 def bundled(
     per_variable: Sequence[Optional[protocol.Factor]],
-    kinds: Sequence[Any]) -> Tuple[List[Bundle], List[Optional[protocol.Factor]]]:
-  """`(bundles, factors)`: small whole gradients of a dtype and a kind together, others alone.
+    kinds: Sequence[Hashable]) -> Tuple[List[Bundle], List[Optional[protocol.Factor]]]:
+  """Returns `(bundles, factors)`: small whole gradients of a dtype and a kind are one factor.
 
   A model has a bias or a scale beside almost every matrix. Norms and sums take some fifty
   operations a variable, however small; a bundle takes them once.
 
   Args:
     per_variable: The factor of every variable, or None.
-    kinds: What variables must share to be bundled.
+    kinds: Variables of different kinds are not bundled.
   """
-  places: Dict[Any, List[int]] = {}
-  numbers: Dict[Any, int] = collections.Counter()
+  places: Dict[Hashable, List[int]] = {}
+  numbers: Dict[Hashable, int] = collections.Counter()
   for i, (factor, kind) in enumerate(zip(per_variable, kinds)):
-    key: Any = i
+    key: Hashable = i
     if isinstance(factor, Explicit) and math.prod(factor.shape) <= SMALL:
       alike = factor.parts[0].dtype, kind
       key = alike, numbers[alike] // FULL
       numbers[alike] += math.prod(factor.shape)
     places.setdefault(key, []).append(i)
-  bundles = [tuple(some) for some in places.values()]
-  return bundles, [_together([per_variable[i] for i in bundle]) for bundle in bundles]
+  bundles, bundled = [tuple(some) for some in places.values()], []
+  for first, *others in bundles:
+    several = [one for one in (per_variable[i] for i in (first, *others)) if one is not None]
+    bundled.append(explicit(tf.concat([
+        tf.reshape(one.gradient(), [-1, math.prod(one.shape)]) for one in several
+    ], 1)) if others else per_variable[first])
+  return bundles, bundled
 
 
-def _together(several: Any) -> Optional[protocol.Factor]:
-  if len(several) == 1:
-    return several[0]
-  return explicit(tf.concat([
-      tf.reshape(factor.gradient(), [-1, math.prod(factor.shape)]) for factor in several], 1))
-
-
-def flat(scale: Sequence[Any], bundles: Sequence[Bundle]) -> List[Any]:
-  """A scale by variable as one by bundle; those of a bundle are all absent, or none is."""
+def flat(scale: Sequence[trees.Tree], bundles: Sequence[Bundle]) -> List[trees.Tree]:
+  """Turns the scales of variables into those of bundles, whose scales are all absent or none."""
   return [scale[first] if not others or trees.absent(scale[first]) else tf.concat([
       tf.reshape(scale[i], [-1]) for i in (first, *others)], 0) for first, *others in bundles]
 
 
 def apart(
-    totals: Sequence[Any], bundles: Sequence[Bundle],
+    totals: Sequence[Optional[tf.Tensor]], bundles: Sequence[Bundle],
     variables: Sequence[compat.Variable]) -> List[tf.Tensor]:
-  """Totals by bundle as totals by variable; zeros where there is none."""
+  """Turns the totals of bundles into those of variables; zeros where a total is None."""
   result: Dict[int, tf.Tensor] = {}
   for total, bundle in zip(totals, bundles):
     shapes = [variables[i].shape for i in bundle]

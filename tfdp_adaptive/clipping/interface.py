@@ -3,13 +3,12 @@
 
     engine(model, loss, batch, request) -> Clipped
 
-An engine answers every ask of a step at once. Whatever the engine, the sums it
-returns change by at most one clip norm (L2, scaled space) when a record is added or
-removed: `projection.project_record` is the definition, and engines are faster ways
-to the same numbers.
+An engine computes the sums for every ask of a step. With any engine, the sums change by at most one
+clip norm (L2, scaled space) when a record is added or removed. `projection.project_record` is the
+definition; engines compute the same numbers faster.
 """
 
-from typing import Any, Callable, MutableMapping, NamedTuple, Sequence, Set, Tuple
+from typing import Callable, MutableMapping, NamedTuple, Sequence, Set, Tuple
 import warnings
 import weakref
 
@@ -29,67 +28,65 @@ class Batch(NamedTuple):
     y: Nest of targets.
     sample_weight: [n] or [n, ...] weights of the losses, or `()`.
     mask: [n] bool; False for padding, which counts as no record at all.
-    examples: () where a record is one example. Where it is the sum of up to m (a
-      user's), [n, m] bool, which of them there are; x, y and the weights, zero for those
-      there are not, are then [n, m, ...].
+    examples: () if a record is one example. If it is the sum of up to m examples of a user,
+      [n, m] bool, which of them exist; x, y and the weights are then [n, m, ...], zero for
+      missing examples.
   """
 
-  x: Any
-  y: Any
-  sample_weight: Any
+  x: trees.Tree
+  y: trees.Tree
+  sample_weight: trees.Tree
   mask: tf.Tensor
-  examples: Any = ()
+  examples: trees.Tree = ()
 
 
 class Request(NamedTuple):
-  """The request of one step. Public, because it is computed from past releases.
+  """The request of one step. It is public, because it is computed from past releases.
 
   Attributes:
     asks: The rule's asks.
-    queries: The geometry of each; scales like the trainable variables.
-    clips: The absolute clip norm of each record in that geometry, a scalar.
+    queries: The geometry of each ask; scales like the trainable variables.
+    clips: The absolute clip norm of each ask in that geometry, a scalar.
   """
 
   asks: Tuple[contract.Ask, ...]
   queries: Tuple[contract.Query, ...]
-  clips: Tuple[Any, ...]
+  clips: Tuple[trees.Scalar, ...]
 
 
 class Clipped(NamedTuple):
   """The result of an engine. `sums`, outputs and losses are SECRET."""
 
   sums: Tuple[contract.Sums, ...]  # One per ask, trees like `model.trainable_variables`.
-  outputs: Any  # Nest of predictions for the whole batch, [n, ...] or [n, m, ...], for metrics.
+  outputs: trees.Tree  # Predictions for the whole batch, [n, ...] or [n, m, ...], for metrics.
   losses: tf.Tensor  # [n] loss of every record; 0 for padding.
-  norms: Any = ()  # One [n] per ask: scaled gradient norms before clipping, for diagnostics.
-  masks: Any = ()  # Per flat output its mask, or (); for metrics.
+  norms: Tuple[tf.Tensor, ...] = ()  # [n] scaled norms before clipping, per ask.
+  masks: Tuple[trees.Tree, ...] = ()  # Mask of each flat output, or (); for metrics.
 
 
-def masks(outputs: Any) -> Tuple[Any, ...]:
-  """Returns what Keras masks of each flat output: a tensor, or () for nothing."""
+def masks(outputs: trees.Tree) -> Tuple[trees.Tree, ...]:
+  """Returns the Keras mask of each flat output, or ()."""
   found = [getattr(t, '_keras_mask', None) for t in tf.nest.flatten(outputs)]
   return tuple(() if mask is None else mask for mask in found)
 
 
 def joined(batch: Batch) -> Tuple[Batch, int]:
-  """`(batch, m)`: x, y and weights as [n * m, ...], the examples of a record in a row."""
+  """Returns `(batch, m)`, with the m examples of each record in a row: x is [n * m, ...]."""
   if trees.absent(batch.examples):
     return batch, 1
   times = batch.examples.shape[1]
 
   def join(tensor: tf.Tensor) -> tf.Tensor:
-    rest = tensor.shape[2:].as_list()
-    sizes = rest if None not in rest else tf.shape(tensor)[2:]
-    flat = tf.reshape(tensor, tf.concat([[-1], sizes], 0) if None in rest else [-1] + rest)
-    size = tensor.shape[0]
-    return tf.ensure_shape(flat, [None if size is None else size * times] + rest)
+    n, _, *rest = tensor.shape
+    flat = tf.reshape(tensor, tf.concat([[-1], tf.shape(tensor)[2:]], 0))
+    return tf.ensure_shape(flat, [None if n is None else n * times, *rest])
 
   x, y, weights = (t if t is None else trees.map(join, t)
                    for t in (batch.x, batch.y, batch.sample_weight))
   return batch._replace(x=x, y=y, sample_weight=weights), times
 
 
-def divided(tree: Any, batch: Batch) -> Any:
+def divided(tree: trees.Tree, batch: Batch) -> trees.Tree:
   """Undoes `joined`: reshapes a batch's tensors from [n * m, ...] to [n, m, ...]."""
   if trees.absent(batch.examples):
     return tree
@@ -114,11 +111,11 @@ Loss = Callable[..., tf.Tensor]  # `(y, outputs, sample_weight) -> [n]`.
 Engine = Callable[..., Clipped]  # `(model, loss, batch, request) -> Clipped`.
 
 
-# Model -> keys of its variables that were named.
-_SILENT: MutableMapping[Any, Set[Any]] = weakref.WeakKeyDictionary()
+# Model -> keys of variables that a warning has named.
+_SILENT: MutableMapping[compat.Model, Set[int]] = weakref.WeakKeyDictionary()
 
 
-def name_silent(model: Any, gradients: Sequence[Any]) -> None:
+def name_silent(model: compat.Model, gradients: Sequence[object]) -> None:
   """Warns, once, of trainable variables whose gradient or factor is None."""
   named = _SILENT.setdefault(model, set())
   new = [v for v, gradient in zip(model.trainable_variables, gradients)
@@ -132,12 +129,12 @@ def name_silent(model: Any, gradients: Sequence[Any]) -> None:
         '`tfdp.train_only`.', errors.Caution, stacklevel=2)
 
 
-def add_sums(left: Any, right: Any) -> Any:
+def add_sums(left: trees.Tree, right: trees.Tree) -> trees.Tree:
   return trees.map(tf.add, left, right)
 
 
-def zero_sums(ask: contract.Ask, specs: Any) -> contract.Sums:
-  """The sums of an empty batch."""
-  square = trees.zeros(specs) if ask.second is not None and ask.second.per_record_square else ()
+def zero_sums(ask: contract.Ask, specs: trees.Tree) -> contract.Sums:
+  """Returns the sums of an empty batch."""
+  square = trees.zeros(specs) if ask.squares else ()
   side = () if ask.side_query is None else tf.zeros([ask.side_query.size], trees.dtype_of(specs))
   return contract.Sums(trees.zeros(specs), square, side)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of one example, as Keras computes it on a batch of that example alone.
+"""Computes the loss of one example, as Keras computes it on a batch of that example alone.
 
-Keras reduces losses over the batch, and with masks or weights it normalises by
-sums over all examples, so that one example's gradient depends on the others.
-Here every loss is computed unreduced and then reduced within its example; and one
-that is not known to keep examples apart is given one example at a time.
+Keras reduces losses over the batch. With masks or weights it divides by sums over all examples, so
+one example's gradient depends on the others. Here every loss is computed unreduced and then reduced
+within its example. A loss that may compare examples is called with one example at a time.
 """
 
 import re
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
@@ -16,8 +15,8 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import mapping
 
-# Keras' losses that no other example can change, if they reduce the last axis. Among the others,
-# hinge losses decide by all labels of a batch whether these are zeros and ones.
+# Keras' losses that treat examples separately if they reduce the last axis. Hinge losses do not:
+# they test whether all labels of a batch are zeros and ones.
 _named = compat.losses_named
 _CLASSES = _named('sparse_categorical_crossentropy', 'SparseCategoricalCrossentropy')
 _SPARSE = _CLASSES + _named('ctc', 'CTC')  # Losses of integer targets.
@@ -32,12 +31,15 @@ _DENSE = _named(
     'categorical_focal_crossentropy', 'CategoricalFocalCrossentropy')
 
 
+Names = Tuple[str, ...]  # Names of an output.
+
+
 class Part(NamedTuple):
   """The loss of one output."""
 
-  names: Tuple[str, ...]  # Names of the output.
+  names: Names
   values: tf.Tensor  # [n].
-  weight: Any  # None, or the scalar by which the values are multiplied.
+  weight: Optional[trees.Scalar]  # Factor of the values, or None.
   adds: bool  # Whether the loss of a batch is the sum of its examples' losses, not the mean.
 
 
@@ -51,7 +53,7 @@ class ExampleLoss:
   """
 
   def __init__(
-      self, loss: Any, loss_weights: Any = None,
+      self, loss: Union[compat.Loss, trees.Tree], loss_weights: trees.Tree = None,
       output_names: Optional[Sequence[str]] = None) -> None:
     if loss is None:
       raise ValueError('`loss` must be given: a DP model needs the loss of every single example. '
@@ -60,10 +62,11 @@ class ExampleLoss:
     self._loss, self._weights = loss, loss_weights
     if self._names:  # Otherwise they are known when there are outputs.
       _spread(loss, [(name,) for name in self._names], 'loss')
-    for one in loss.values() if isinstance(loss, dict) else _listed(loss):
-      _check(_only(one))
+    for one in _entries(loss):
+      _check(one)
 
-  def __call__(self, y: Any, outputs: Any, sample_weight: Any = ()) -> tf.Tensor:
+  def __call__(
+      self, y: trees.Tree, outputs: trees.Tree, sample_weight: trees.Tree = ()) -> tf.Tensor:
     total = 0.0
     for one in self.each(y, outputs, sample_weight):
       total += one.values if one.weight is None else one.weight * one.values
@@ -71,16 +74,17 @@ class ExampleLoss:
 
   @property
   def adds(self) -> bool:
-    """Whether the only loss of a batch is the sum of its examples' losses, not the mean."""
-    losses = self._loss.values() if isinstance(self._loss, dict) else _listed(self._loss)
-    return [_reduction(_only(one)) for one in losses if one is not None] == ['sum']
+    """Returns whether the only loss of a batch is the sum of its examples' losses, not the mean."""
+    return [_reduction(one) for one in _entries(self._loss) if one is not None] == ['sum']
 
-  def weights(self, outputs: Any, sample_weight: Any) -> List[Any]:
+  def weights(
+      self, outputs: trees.Tree, sample_weight: trees.Tree) -> List[Optional[tf.Tensor]]:
     """Returns the sample weights of each flat output, None where there are none."""
-    return _spread(None if _absent(sample_weight) else sample_weight, self._names_of(outputs),
-                   'sample_weight')
+    weights = None if trees.absent(sample_weight) else sample_weight
+    return _spread(weights, self._names_of(outputs), 'sample_weight')
 
-  def each(self, y: Any, outputs: Any, sample_weight: Any = ()) -> Iterator[Part]:
+  def each(
+      self, y: trees.Tree, outputs: trees.Tree, sample_weight: trees.Tree = ()) -> Iterator[Part]:
     """Yields the loss of every output that has one."""
     names = self._names_of(outputs)
     flat = tf.nest.flatten(outputs)
@@ -99,10 +103,10 @@ class ExampleLoss:
         yield Part(name, _example_values(one, target, output, sw), weight,
                    _reduction(one) == 'sum')
 
-  def _names_of(self, outputs: Any) -> List[Tuple[str, ...]]:
+  def _names_of(self, outputs: trees.Tree) -> List[Names]:
     """Returns the names of each flat output: its key, and the name in the model."""
     count = len(tf.nest.flatten(outputs))
-    names: List[Tuple[str, ...]] = [()] * count
+    names: List[Names] = [()] * count
     if len(self._names) == count:
       names = [(name,) for name in self._names]
     if isinstance(outputs, dict) and len(outputs) == count:  # Flattened in the order of keys.
@@ -111,30 +115,30 @@ class ExampleLoss:
 
 
 def _example_values(
-    loss: Any, target: tf.Tensor, output: tf.Tensor, sample_weight: Any) -> tf.Tensor:
-  """[n]: the mean (or sum, as the loss reduces) within every example."""
+    loss: compat.Loss, target: tf.Tensor, output: tf.Tensor,
+    sample_weight: Optional[tf.Tensor]) -> tf.Tensor:
+  """Returns [n] means, or sums if the loss reduces so, within every example."""
   mask = getattr(output, '_keras_mask', None)
   output = tf.convert_to_tensor(output)
   if output.dtype.is_floating:
     output = tf.cast(output, trees.wide(output.dtype))
   target = tf.convert_to_tensor(target)
   if output.shape.rank == target.shape.rank + 1 and output.shape[-1] == 1:
-    target = target[..., tf.newaxis]  # As Keras does: [n] targets for [n, 1] outputs.
+    target = target[..., tf.newaxis]  # Keras accepts [n] targets for [n, 1] outputs.
   if isinstance(loss, compat.keras.losses.Loss) and not _keeps_apart(loss, target, output):
     return _by_keras(loss, target, output, mask, sample_weight)
   target, outside = _classes_in_range(loss, target, output)
   values, valid = _unreduced(loss, target, output)
-  weights = tf.ones_like(values)
   count = tf.ones_like(values)
   for some in (mask, valid):
     if some is not None:
       count *= _align(tf.cast(some, values.dtype), values)
-  weights *= count
+  weights = count
   if sample_weight is not None:
     weights *= _align(tf.cast(sample_weight, values.dtype), values)
   axes = list(range(1, values.shape.rank))
   total = tf.reduce_sum(tf.math.multiply_no_nan(values, weights), axes)
-  if outside is not None:  # No loss at all, so that the example counts as no record.
+  if outside is not None:  # A loss of NaN, so that the example is left out.
     outside = tf.reduce_any(tf.reshape(outside, tf.shape(values)) & (weights != 0), axes)
     total *= tf.where(outside, tf.constant(float('nan'), total.dtype), tf.ones_like(total))
   if _reduction(loss) == 'sum':
@@ -143,12 +147,13 @@ def _example_values(
 
 
 def _by_keras(
-    loss: Any, target: tf.Tensor, output: tf.Tensor, mask: Any, sample_weight: Any) -> tf.Tensor:
+    loss: compat.Loss, target: tf.Tensor, output: tf.Tensor, mask: Optional[tf.Tensor],
+    sample_weight: Optional[tf.Tensor]) -> tf.Tensor:
   """Returns the losses [n] that Keras computes of batches of one example."""
   more = {'mask': mask, 'weight': sample_weight}
   more = {name: tf.convert_to_tensor(one) for name, one in more.items() if one is not None}
 
-  def alone(record: Any) -> tf.Tensor:
+  def alone(record: trees.Tree) -> tf.Tensor:
     target, output, *rest = [tf.expand_dims(t, 0) for t in record]
     given = dict(zip(more, rest))
     if 'mask' in given:
@@ -167,15 +172,17 @@ def _by_keras(
   return tf.where(used, values, tf.zeros_like(values))
 
 
-def _unreduced_shape(loss: Any, values: tf.Tensor, output: tf.Tensor) -> None:
-  """Refuses a loss that has reduced the batch."""
+def _unreduced_shape(loss: compat.Loss, values: tf.Tensor, output: tf.Tensor) -> None:
+  """Raises for a loss that has reduced the batch."""
   if not values.shape.rank or not values.shape[:1].is_compatible_with(output.shape[:1]):
     raise _not_per_example(loss, values, output)
 
 
-def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tensor, Any]:
+def _unreduced(
+    loss: compat.Loss, target: tf.Tensor,
+    output: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
   """Returns the loss [n, ...] of each example by itself, and its mask if it has one."""
-  function = getattr(loss, 'call', loss)
+  function: Any = getattr(loss, 'call', loss)
   known = _keeps_apart(loss, target, output)
   if not known:
     _refuse_state(loss, lambda record: function(*[t[tf.newaxis] for t in record]), target, output)
@@ -184,10 +191,10 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tens
   _unreduced_shape(loss, values, output)
   if known or output.shape[0] == 1:
     return values, getattr(raw, '_keras_mask', None)
-  # Where sizes are static nothing reads `values`, and graphs leave its computation out.
+  # If the sizes are static, nothing reads `values`, and the graph omits its computation.
   sizes = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
 
-  def alone(record: Any) -> tf.Tensor:
+  def alone(record: trees.Tree) -> tf.Tensor:
     # The gradient of `t[tf.newaxis]` would write all outputs once more.
     value = function(*[tf.expand_dims(t, 0) for t in record])
     if values.shape[1:].num_elements() not in (None, value.shape.num_elements()):
@@ -199,13 +206,15 @@ def _unreduced(loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tens
 
 
 def _one_by_one(
-    alone: Callable[..., Any], target: Any, output: Any, *more: Any, scalar: bool) -> Any:
-  """`alone` of every record, its gradient taken inside the map as well.
+    alone: Callable[[trees.Tree], tf.Tensor], target: tf.Tensor, output: tf.Tensor,
+    *more: tf.Tensor, scalar: bool) -> tf.Tensor:
+  """Returns `alone` of every record, whose gradient is also taken inside the map.
 
-  Outside, TensorFlow would differentiate how the map picks its records, which costs more
-  than the loss.
+  Outside of the map, TensorFlow would differentiate the selection of records, which costs more than
+  the loss.
   """
-  def value_and_gradient(record: Any, cotangent: Any = None) -> Tuple[Any, Any]:
+  def value_and_gradient(
+      record: trees.Tree, cotangent: Optional[tf.Tensor] = None) -> Tuple[tf.Tensor, tf.Tensor]:
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(record[1])
       value = alone(record)
@@ -213,13 +222,13 @@ def _one_by_one(
     return value, tf.zeros_like(record[1]) if gradient is None else gradient
 
   @tf.custom_gradient
-  def run(output: Any) -> Any:
+  def run(output: tf.Tensor) -> Any:
     if scalar:
       values, gradients = mapping.vectorized(value_and_gradient, (target, output, *more))
     else:
       values = mapping.vectorized(alone, (target, output))
 
-    def backward(cotangents: Any, variables: Any = ()) -> Any:
+    def backward(cotangents: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
       if scalar:
         shape = [-1] + [1] * (output.shape.rank - 1)
         products = tf.math.multiply_no_nan(gradients, tf.reshape(cotangents, shape))
@@ -235,12 +244,13 @@ def _one_by_one(
 
 
 def _classes_in_range(
-    loss: Any, target: tf.Tensor, output: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
-  """Returns labels moved into the range of classes, and which ones were outside.
+    loss: compat.Loss, target: tf.Tensor,
+    output: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
+  """Returns labels in the range of classes, and which ones were replaced.
 
-  A label out of range aborts the program on a CPU: one record could stop a training.
+  A label out of range aborts the program on a CPU, so that one record could stop a training.
   """
-  if not any(_kind(loss) is one for one in _CLASSES) or not _keeps_apart(loss, target, output):
+  if _kind(loss) not in _CLASSES or not _keeps_apart(loss, target, output):
     return target, None
   classes = tf.cast(target, tf.int64)
   outside = (classes < 0) | (classes >= tf.cast(tf.shape(output)[-1], tf.int64))
@@ -250,22 +260,22 @@ def _classes_in_range(
   return tf.where(outside, tf.zeros_like(target), target), outside
 
 
-def _kind(loss: Any) -> Any:
+def _kind(loss: compat.Loss) -> Union[type, Callable[..., tf.Tensor]]:
   return type(loss) if isinstance(loss, compat.keras.losses.Loss) else loss
 
 
-def _keeps_apart(loss: Any, target: tf.Tensor, output: tf.Tensor) -> bool:
-  """Whether a loss is known to look at one example at a time."""
-  kind = _kind(loss)
-  sparse, dense = (any(kind is one for one in known) for known in (_SPARSE, _DENSE))
+def _keeps_apart(loss: compat.Loss, target: tf.Tensor, output: tf.Tensor) -> bool:
+  """Returns whether a loss is known to treat examples separately."""
   if output.shape.rank < 2 or getattr(loss, '_fn_kwargs', {}).get('axis', -1) != -1:
     return False
-  return (sparse or dense) and target.shape.rank == output.shape.rank or (
-      sparse and target.shape.rank == output.shape.rank - 1)
+  if target.shape.rank == output.shape.rank:
+    return _kind(loss) in _SPARSE + _DENSE
+  return _kind(loss) in _SPARSE and target.shape.rank == output.shape.rank - 1
 
 
-def _refuse_state(loss: Any, alone: Callable[..., Any], *records: tf.Tensor) -> None:
-  """Refuses a loss that writes variables: data would reach later steps around clip and noise."""
+def _refuse_state(
+    loss: compat.Loss, alone: Callable[[trees.Tree], tf.Tensor], *records: tf.Tensor) -> None:
+  """Raises for a loss that writes variables, so that data reach later steps without noise."""
   concrete = mapping.traced(alone, records)
   for operation in mapping.operations(concrete):
     if re.match('Assign|ResourceScatter', operation):
@@ -275,7 +285,7 @@ def _refuse_state(loss: Any, alone: Callable[..., Any], *records: tf.Tensor) -> 
           'alone.')
 
 
-def _not_per_example(loss: Any, values: tf.Tensor, output: tf.Tensor) -> ValueError:
+def _not_per_example(loss: compat.Loss, values: tf.Tensor, output: tf.Tensor) -> ValueError:
   return ValueError(
       f'`loss` must return one value per example. Received: shape {values.shape} from {loss} for '
       f'outputs of shape {output.shape}. Return the unreduced loss; the library reduces it within '
@@ -283,7 +293,7 @@ def _not_per_example(loss: Any, values: tf.Tensor, output: tf.Tensor) -> ValueEr
 
 
 def _align(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-  """Weights of fewer axes (per example, per time step) against unreduced values."""
+  """Broadcasts weights of fewer axes (per example, per time step) to unreduced values."""
   while weights.shape.rank > values.shape.rank and weights.shape[-1] == 1:
     weights = tf.squeeze(weights, -1)
   if weights.shape.rank > values.shape.rank:
@@ -294,12 +304,12 @@ def _align(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
   return weights * tf.ones_like(values)
 
 
-def _reduction(loss: Any) -> str:
+def _reduction(loss: compat.Loss) -> str:
   reduction = str(getattr(loss, 'reduction', None) or 'none')
   return reduction.lower().rpartition('.')[2]
 
 
-def _check(loss: Any) -> None:
+def _check(loss: compat.Loss) -> None:
   if loss is None or isinstance(loss, str):
     return
   reduction = _reduction(loss)
@@ -316,14 +326,14 @@ def _check(loss: Any) -> None:
 
 
 def _spread(
-    value: Any, names: Sequence[Tuple[str, ...]], what: str, once: bool = False) -> List[Any]:
-  """A list with an entry per output: from a dict by name, a list in order, or one for all.
+    value: trees.Tree, names: Sequence[Names], what: str, once: bool = False) -> List[Any]:
+  """Returns an entry per output, from a dict by name, a list in order, or one value for all.
 
   Args:
     value: The value passed to `compile` or `fit`.
-    names: For each output the names it may be called by.
+    names: The names of each output.
     what: Name of the argument, for errors.
-    once: Whether one entry is for one output only.
+    once: Whether a single entry is for a single output only.
   """
   if isinstance(value, dict) and any(names):
     unknown = set(value) - {name for alternatives in names for name in alternatives}
@@ -332,22 +342,13 @@ def _spread(
       raise ValueError(f'`{what}` must name model outputs {known}. Received: {sorted(unknown)}.')
     value = [next((value[name] for name in alternatives if name in value), None)
              for alternatives in names]
-  elif isinstance(value, dict):
-    value = tf.nest.flatten(value)
-  else:
-    value = _listed(value)
-  value = [tf.keras.losses.get(v) if isinstance(v, str) else v for v in map(_only, value)]
-  return value * len(names) if len(value) == 1 and not once else value
+  entries = [tf.keras.losses.get(v) if isinstance(v, str) else v for v in _entries(value)]
+  return entries * len(names) if len(entries) == 1 and not once else entries
 
 
-def _only(value: Any) -> Any:
-  """Returns the entry of a list of one, which Keras accepts for an output."""
-  return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
-
-
-def _listed(value: Any) -> List[Any]:
-  return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _absent(tree: Any) -> bool:
-  return tree is None or trees.absent(tree)
+def _entries(value: trees.Tree) -> List[Any]:
+  """Returns the entries of a dict, of a list, or of one value; Keras accepts lists of one."""
+  if isinstance(value, dict):
+    return tf.nest.flatten(value)
+  entries = value if isinstance(value, (list, tuple)) else [value]
+  return [one[0] if isinstance(one, (list, tuple)) and len(one) == 1 else one for one in entries]

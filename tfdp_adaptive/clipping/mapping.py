@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function of one record, for all records: at once where that is safe, or in a loop."""
+"""Maps a function of one record over all records: at once if that is safe, or in a loop."""
 
-from typing import Any, Callable, List
+from typing import Callable, List, Optional
 
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 
 
-def traced(function: Callable[..., Any], records: Any) -> Any:
-  """`function` of one of the records [n, ...] as a concrete function."""
+def traced(function: Callable[..., trees.Tree], records: trees.Tree) -> compat.Function:
+  """Traces `function` for one of the records [n, ...]."""
   spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
   return tf.function(function, autograph=False).get_concrete_function(spec)
 
 
-def operations(concrete: Any) -> List[str]:
-  """The kinds of operations in a concrete function and all that it calls."""
+def operations(concrete: compat.Function) -> List[str]:
+  """Returns the types of operations in a concrete function and in all that it calls."""
   graph = concrete.graph.as_graph_def()
   nodes = list(graph.node) + [node for f in graph.library.function for node in f.node_def]
   return sorted({node.op for node in nodes})
 
 
-def looped(function: Callable[..., Any], records: Any, concrete: Any = None) -> Any:
+def looped(
+    function: Callable[..., trees.Tree], records: trees.Tree,
+    concrete: Optional[compat.Function] = None) -> trees.Tree:
   """Maps over records one after another."""
   concrete = concrete or traced(function, records)
   signature = tf.nest.map_structure(
@@ -29,7 +32,7 @@ def looped(function: Callable[..., Any], records: Any, concrete: Any = None) -> 
   return tf.map_fn(compat.unconverted(function), records, fn_output_signature=signature)
 
 
-def vectorized(function: Callable[..., Any], records: Any) -> Any:
+def vectorized(function: Callable[..., trees.Tree], records: trees.Tree) -> trees.Tree:
   """Maps over all records at once, unless TensorFlow would then corrupt memory."""
   if compat.UNSAFE_WHEN_VECTORIZED:
     concrete = traced(function, records)

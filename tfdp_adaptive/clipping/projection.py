@@ -8,7 +8,9 @@ Variables may be clipped in groups. Group k of a record has at most the norm c_k
 all c_k add up to at most zeta^2.
 """
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from __future__ import annotations
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -20,7 +22,7 @@ from tfdp_adaptive.rules import wrapping
 
 
 def norm_and_peak(tree: trees.Tree) -> Tuple[tf.Tensor, tf.Tensor]:
-  """Global L2 norm of a tree as `(norm / peak, peak)`, `peak` its largest magnitude.
+  """Returns the global L2 norm of a tree as `(norm / peak, peak)`, `peak` its largest magnitude.
 
   The quotient lies in [1, sqrt(size)], so neither overflows for finite input.
   """
@@ -34,7 +36,7 @@ def norm_and_peak(tree: trees.Tree) -> Tuple[tf.Tensor, tf.Tensor]:
 
 
 def is_finite(tree: trees.Tree) -> tf.Tensor:
-  """[] bool: whether every element of every leaf is finite."""
+  """Returns a [] bool: whether every element of every leaf is finite."""
   return tf.reduce_all(tf.stack([
       tf.reduce_all(tf.math.is_finite(leaf)) for leaf in tf.nest.flatten(tree)]))
 
@@ -42,15 +44,15 @@ def is_finite(tree: trees.Tree) -> tf.Tensor:
 def clip(
     tree: trees.Tree, clip_norm: trees.Scalar,
     weight: weights.Weight = weights.Hard()) -> trees.Tree:
-  """`v * w(||v||)` of one record, by default `w = min(1, clip_norm / ||v||)`; see `weights`.
+  """Returns `v * w(||v||)` of a record, by default `w = min(1, clip_norm / ||v||)`; see `weights`.
 
-  Zero if any of it is not finite: NaN never takes the pass-through branch, and huge
-  finite records are brought down through their peak, so no intermediate overflows
+  It is zero if any element is not finite. The record is first divided by its largest magnitude, so
+  no intermediate result overflows.
   """
   ratio, peak = norm_and_peak(tree)
   safe = tf.where(peak > 0, peak, tf.ones_like(peak))
   finite = is_finite(tree) & tf.math.is_finite(ratio)
-  norm = ratio * safe  # May overflow to inf, which is rightly not below the clip norm.
+  norm = ratio * safe  # It may overflow to infinity, which is above the clip norm.
   inside = norm <= clip_norm
   size = clip_norm if weight.passes else weight.norm(norm, clip_norm)
 
@@ -65,12 +67,11 @@ def clip(
 def clip_alone(
     tree: trees.Tree, clip_norm: trees.Scalar,
     weight: weights.Weight = weights.Hard()) -> Tuple[trees.Tree, tf.Tensor]:
-  """`(clip(tree, clip_norm, weight), its norm)`, in two passes where the norm is ordinary.
+  """Returns `(clip(tree, clip_norm, weight), norm)`, in two passes if the norm is ordinary.
 
-  For a record by itself: inside `tf.vectorized_map` both ways would be gone.
+  Inside `tf.vectorized_map` both branches would run.
   """
-  # Not finite where an element is not, nor where a large one overflows.
-  # `tf.nn.l2_loss` would save a pass, and become a loop inside `tf.vectorized_map`.
+  # This norm is not finite if an element is not, or if a square overflows.
   norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(leaf)) for leaf in tf.nest.flatten(tree)]))
   clip_norm = tf.cast(clip_norm, norm.dtype)
 
@@ -82,7 +83,7 @@ def clip_alone(
     ratio, peak = norm_and_peak(tree)
     return clip(tree, clip_norm, weight), ratio * peak
 
-  # Squares that underflow add up to less than any such clip norm, or norm.
+  # The sum of squares that underflow is below any such clip norm, or norm.
   ordinary = clip_norm > 1e-12
   if not weight.passes:
     ordinary &= norm > 1e-12
@@ -105,6 +106,7 @@ def project_record(
     `contract.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
   by_part = _by_part(ask, query, clip_norm, gradient)
+  square: trees.Tree = ()
   if ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
   elif ask.projection == 'rescale':
@@ -114,53 +116,47 @@ def project_record(
                  clip(scaled, part.clip, ask.weight))
       leaves.update(zip(part.leaves, clipped))
     total = tf.nest.pack_sequence_as(gradient, [leaves[i] for i in range(len(leaves))])
-    if ask.groups:  # All of a record is zero if any of it is not finite, even in another group.
+    if ask.groups:  # The whole record is zero if any group is not finite.
       finite = is_finite([scaled for _, scaled in by_part])
       total = trees.map(lambda t: tf.where(finite, t, tf.zeros_like(t)), total)
   else:
     raise ValueError("`projection` must be 'rescale' or 'euclidean'. "
                      f'Received: projection={ask.projection!r}.')
-  square = ()
-  if ask.second is not None and ask.second.per_record_square:
+  if ask.squares:
     square = trees.map(tf.square, total)
-  return contract.Sums(total, square, _numbers(ask.side_query, by_part, clip_norm))
-
-
-def _numbers(side: Optional[contract.SideQuery], by_part: Any, clip_norm: trees.Scalar) -> Any:
-  """Returns a record's contribution to the ask's side query; zero if it is not finite."""
-  if side is None:
-    return ()
-  scaled = [leaves for _, leaves in by_part]
-  numbers = side_values(side, _norm(scaled), clip_norm, [_norm(one) for one in scaled],
-                   [part.clip for part, _ in by_part])
-  return tf.where(is_finite(scaled), numbers, tf.zeros_like(numbers))
+  side: trees.Tree = ()
+  if ask.side_query is not None:
+    scaled = [leaves for _, leaves in by_part]
+    values = side_values(ask.side_query, _norm(scaled), clip_norm, list(map(_norm, scaled)),
+                         [part.clip for part, _ in by_part])
+    side = tf.where(is_finite(scaled), values, tf.zeros_like(values))
+  return contract.Sums(total, square, side)
 
 
 def side_values(
-    side: contract.SideQuery, norm: tf.Tensor, clip_norm: trees.Scalar, norms: Any,
-    clips: Any) -> tf.Tensor:
-  """The side query's values for norms [...] of records, and `norms` and `clips` of their groups."""
+    side: contract.SideQuery, norm: tf.Tensor, clip_norm: trees.Scalar,
+    norms: Sequence[tf.Tensor], clips: Sequence[trees.Scalar]) -> tf.Tensor:
+  """Returns a side query's values for norms [...], with `norms` and `clips` of the groups."""
   if not side.of_groups:
     return side.of_norm(norm, weights.like(clip_norm, norm))
   return side.of_norm(tf.stack(norms, -1), tf.stack([weights.like(one, norm) for one in clips]))
 
 
 def scaled_norm(ask: contract.Ask, query: contract.Query, gradient: trees.Tree) -> tf.Tensor:
-  """[] norm of a record in the geometry of a query; not finite for records that are not."""
+  """Returns the [] norm of a record in the geometry of a query; not finite if the record is not."""
   return _norm([leaves for _, leaves in _by_part(ask, query, 1.0, gradient)])
 
 
 def _by_part(
     ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar,
-    gradient: trees.Tree) -> List[Tuple['Part', List[tf.Tensor]]]:
-  """The parts of one record, with the leaves of each as they are clipped."""
-  # TFF may hand on what is absent as another empty nest.
+    gradient: trees.Tree) -> List[Tuple[Part, List[tf.Tensor]]]:
+  """Returns the parts of one record, each with its scaled leaves."""
+  # TFF may pass an absent scale as another empty nest.
   scaled = geometry.rescale(gradient, query.scale) if tf.nest.flatten(query.scale) else gradient
   leaves = tf.nest.flatten(scaled)
   return [(part._replace(clip=weights.like(part.clip, leaves[part.leaves[0]])),
-           [leaves[i] if trees.absent(part.scale) else
-            tf.cast(part.scale, leaves[i].dtype) * leaves[i] for i in part.leaves])
-          for part in parts((ask,), (query,), (clip_norm,), len(leaves))]
+           [part.scaled(leaves[i]) for i in part.leaves])
+          for part in parts(ask, query, clip_norm, len(leaves))]
 
 
 def _norm(tree: trees.Tree) -> tf.Tensor:
@@ -169,12 +165,12 @@ def _norm(tree: trees.Tree) -> tf.Tensor:
 
 
 def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) -> trees.Tree:
-  """Exact Euclidean projection of `gradient` on the ellipsoid, in scaled space.
+  """Projects `gradient` on the ellipsoid, exactly in the Euclidean norm; in scaled space.
 
-  The point y nearest to x with `||s * y|| <= clip_norm`: `y_j = x_j / (1 + lam a_j)`
-  with `a = (s / clip_norm)**2` and lam > 0 the root of `sum a_j y_j**2 = 1`, by
-  Newton from zero, which is monotone here (Asi et al. 2021, Algorithm 1). A last
-  rescaling makes the bound hold whatever the rounding.
+  The point y nearest to x with `||s * y|| <= clip_norm` is `y_j = x_j / (1 + lam a_j)`, where
+  `a = (s / clip_norm)**2` and lam > 0 is the root of `sum a_j y_j**2 = 1`. Newton's method finds it
+  from zero, monotonically (Asi et al. 2021, Algorithm 1). A last rescaling makes the bound hold
+  whatever the rounding.
   """
   if trees.absent(scale):
     return clip(gradient, clip_norm)
@@ -188,7 +184,7 @@ def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) 
   peak = tf.reduce_max(tf.abs(s * x))
   safe = tf.where(peak > 0, peak, tf.ones_like(peak))
   u = s * x / safe  # scaled point, magnitudes <= 1
-  radius = clip_norm / safe  # of the ball around it, in the same units
+  radius = clip_norm / safe  # clip norm in the same units
   top = tf.reduce_max(s)
   a = tf.square(s / top)  # curvature relative to the largest, in (0, 1]
 
@@ -211,14 +207,16 @@ def euclidean(scale: trees.Tree, clip_norm: trees.Scalar, gradient: trees.Tree) 
 class Part(NamedTuple):
   """The variables that are clipped by one norm: a group of an ask, or all of them."""
 
-  ask: int
   leaves: Tuple[int, ...]
-  scale: Any  # [] that the group is multiplied by, or () for one.
-  clip: Any  # [] its clip norm.
+  scale: trees.Scalar  # [] by which the group is multiplied, or () for one.
+  clip: trees.Scalar  # [] clip norm.
+
+  def scaled(self, x: tf.Tensor) -> tf.Tensor:
+    return x if trees.absent(self.scale) else tf.cast(self.scale, x.dtype) * x
 
 
-def bounds(query: contract.Query, clip_norm: trees.Scalar) -> Tuple[Any, Any]:
-  """`(scale, absolute clip norm)`, [K] each.
+def bounds(query: contract.Query, clip_norm: trees.Scalar) -> Tuple[tf.Tensor, tf.Tensor]:
+  """Returns `(scale, absolute clip norm)`, [K] each.
 
   Whatever a rule asks for, the squares of the clip norms add up to that of `clip_norm` at most.
   """
@@ -229,23 +227,14 @@ def bounds(query: contract.Query, clip_norm: trees.Scalar) -> Tuple[Any, Any]:
       relative / whole)
 
 
-def parts(asks: Tuple[contract.Ask, ...], queries: contract.Queries, clips: Tuple[Any, ...],
-          count: int) -> Tuple[Part, ...]:
-  """All that is clipped by one norm, of records of `count` leaves."""
-  result = []
-  for i, (ask, query, clip) in enumerate(zip(asks, queries, clips)):
-    if not ask.groups:
-      result.append(Part(i, tuple(range(count)), (), clip))
-      continue
-    members = of_leaves(ask.groups, count)
-    scale, absolute = bounds(query, clip)
-    result += [Part(i, leaves, scale[k], absolute[k]) for k, leaves in enumerate(members)]
-  return tuple(result)
-
-
-def of_leaves(groups: Tuple[int, ...], count: int) -> Tuple[Tuple[int, ...], ...]:
-  """Returns the leaves of every group. Raises an error unless each leaf has a group."""
-  if len(groups) != count:
+def parts(
+    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, count: int) -> List[Part]:
+  """Returns the parts of records of `count` leaves. Raises unless each leaf has a group."""
+  if not ask.groups:
+    return [Part(tuple(range(count)), (), clip_norm)]
+  if len(ask.groups) != count:
     raise ValueError('`groups` must name a group for every variable. '
-                     f'Received: groups={groups} for {count} variables.')
-  return wrapping.cut(list(range(count)), groups, 1 + max(groups))
+                     f'Received: groups={ask.groups} for {count} variables.')
+  scale, clips = bounds(query, clip_norm)
+  members = wrapping.cut(list(range(count)), ask.groups, 1 + max(ask.groups))
+  return [Part(tuple(leaves), scale[k], clips[k]) for k, leaves in enumerate(members)]

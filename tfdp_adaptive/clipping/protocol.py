@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The protocol of factors: how the engine uses the factored gradient of a variable.
 
-A factor is a frozen dataclass of [n, ...] tensors, the examples along the first axis,
-and static fields. The kinds are `factors.Explicit`, `factors.Outer`, `rows.Rows`,
-`rows.Mixed` and `layers.convolution.Convolution`; whoever adds one writes down these
-members, and nothing else in the engine has to know of it.
+A factor is a frozen dataclass of [n, ...] tensors, the examples along the first axis, and static
+fields. The kinds are `factors.Explicit`, `factors.Outer`, `rows.Rows`, `rows.Mixed` and
+`layers.convolution.Convolution`. To add a kind, write the members of `Factor`; nothing else in the
+engine depends on the kind.
 
-A `scale` is `()` or a tensor of the variable's shape; several scales or weights share
-the work. Weights are [n] float64.
+A `scale` is `()` or a tensor of the variable's shape. Weights are [n] float64.
 """
 
 import abc
 import dataclasses
 import math
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Hashable, Iterable, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -23,11 +22,10 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 
 _EPS_OF_TF32 = 2.0**-10
-# At most this many bytes of per-example gradients are formed at once.
+Size = Union[int, tf.Tensor]
+# Largest number of bytes of per-example gradients that are formed at once.
 BLOCK_BYTES = 4 * 2**20
-Tensors = Sequence[tf.Tensor]
-Scales = Sequence[Any]  # One entry per variable: `()` or a tensor.
-Products = Tuple[Any, Callable[[Any], tf.Tensor]]  # See `Factor.products`.
+Products = Tuple[tf.Tensor, Callable[[trees.Tree], tf.Tensor]]  # See `Factor.products`.
 
 
 class Factor(abc.ABC):
@@ -39,33 +37,17 @@ class Factor(abc.ABC):
   def route(self, scaled: bool) -> str:
     """Returns the route by which norms are computed, from static shapes."""
 
-  def squared_norms(self, scales: Scales) -> Tensors:
-    """Returns one [n] float64 tensor per scale, at least the true norm up to rounding.
+  def squared_norm(self, scale: trees.Tree = ()) -> tf.Tensor:
+    """Returns [n] float64 squared norms, at least the true ones up to rounding.
 
-    Numbers are so small that no square or product of them overflows; see `bookkeeping.norms_of`.
+    By default, it forms the gradients of some examples at a time. Numbers are so small that no
+    square or product of them overflows; see `bookkeeping.norms_of`.
     """
-    norms: Dict[int, tf.Tensor] = {}
-    for scaled in (False, True):
-      chosen = [i for i, scale in enumerate(scales) if trees.absent(scale) != scaled]
-      if chosen:
-        norms.update(zip(chosen, self.norms_by(
-            self.route(scaled), [scales[i] for i in chosen])))
-    return [norms[i] for i in range(len(scales))]
-
-  def norms_by(self, route: str, scales: Scales) -> Tensors:
-    """`squared_norms` by a route; by default from whole gradients, some examples at a time."""
-    del route
-    formed = in_blocks(lambda one: one.explicit().squared_norms(scales), self, len(scales))
-    return charged(formed, self, scales)
-
-  def formed(self, n: int, scaled: bool) -> int:
-    """Numbers that the norms of n examples form at once; by default whole gradients in blocks."""
-    del scaled
-    numbers = math.prod(self.shape)
-    return 2 * numbers * together(n, numbers)  # And their squares.
+    formed = in_blocks(lambda one: one.explicit().squared_norm(scale), self)
+    return charged(formed, self, scale)
 
   def products(self) -> Products:
-    """`(count, squares)` of the products that each number of a gradient adds up.
+    """Returns `(count, squares)` of the products that each number of a gradient adds up.
 
     `squares(scale)` is an [n] float64, at least the squared norm of the same gradient made
     of magnitudes. Only for factors whose norms take another order than their sums.
@@ -73,31 +55,38 @@ class Factor(abc.ABC):
     raise NotImplementedError(f'Received: {type(self).__name__}.')
 
   @abc.abstractmethod
-  def weighted_sums(self, weights: Tensors) -> Tensors:
-    """Returns `sum_n weights[n] * gradient[n]` for each of the weights."""
+  def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+    """Returns `sum_n weights[n] * gradient[n]`."""
 
-  def squared_sums(self, weights: Tensors, scales: Scales) -> Tensors:
-    """Per pair: `sum_n (scale * weights[n] * gradient[n])**2`; no other square is formed."""
-    return sum_blocks(lambda one, w: one.explicit().squared_sums(w, scales), self, weights)
+  def squared_sum(self, weights: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
+    """Returns `sum_n (scale * weights[n] * gradient[n])**2`; no other square is formed."""
+    return sum_blocks(lambda one, w: one.explicit().squared_sum(w, scale), self, weights)
 
-  @abc.abstractmethod
   def folded(self, times: int) -> 'Factor':
-    """The factor whose examples are `times` consecutive ones of this, added up."""
+    """Returns the factor whose examples are sums of `times` consecutive examples of this.
+
+    By default, their steps become the steps of one example.
+    """
+    return rebuilt(self, [fold(t, times) for t in tensors(self)])
 
   @abc.abstractmethod
   def explicit(self) -> 'Factor':
     """Returns the factor as a `factors.Explicit`."""
 
+  def gradient(self) -> tf.Tensor:
+    """Returns the gradients, [n, *shape]."""
+    return self.explicit().gradient()
+
   def transformed(self, scale: contract.Kronecker) -> 'Factor':
-    """The factor of the gradients `left W right'`."""
+    """Returns the factor of the gradients `left W right'`."""
     return self.explicit().transformed(scale)
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
-    """Averages of `a a'` and `e e'` over all products `a e'` that the gradients add up.
+    """Averages `a a'` and `e e'` over all products `a e'` that the gradients add up.
 
     Args:
-      view: `(count, d, p)` as which the variable is seen; see `rules.kronecker`.
-      most: Of longer sides, the diagonals alone.
+      view: `(count, d, p)`, the variable as matrices; see `rules.kronecker`.
+      most: Longest side whose whole matrix is returned; longer sides have diagonals.
     """
     return self.explicit().second_moments(view, most)
 
@@ -105,20 +94,20 @@ class Factor(abc.ABC):
     """Returns the factor, as whole gradients if these are faster for everything that follows."""
     return self.explicit() if self.route(True) == 'explicit' else self
 
-  def kin(self) -> Any:
+  def kin(self) -> Hashable:
     """Returns the key that factors of one variable must share to be `joined`; see `rows.add`."""
     return id(self)
 
-  def joined(self, others: Sequence[Any]) -> 'Factor':
-    """The sum of this and its kin: theirs are more steps."""
+  def joined(self, others: Sequence['Factor']) -> 'Factor':
+    """Returns the sum of this factor and of others with the same `kin`, as more steps."""
     columns = zip(*map(tensors, (self, *others)))
     return rebuilt(self, [tf.concat(column, 1) for column in columns])
 
   def unit(self) -> Tuple['Factor', tf.Tensor]:
-    """`(factor, size)`: brought to a largest magnitude of about one; size is [n] float64.
+    """Returns `(factor, size)`, the factor divided by its largest magnitude `size`, [n] float64.
 
-    If one tensor of an example is zero, so is the gradient, and the result is zero: the other
-    tensors then say nothing about its size.
+    If one tensor of an example is zero, so are its gradient and its size, whatever the other
+    tensors are.
     """
     parts = tensors(self)
     peaks = [peak(t) if t.dtype.is_floating else None for t in parts]
@@ -129,11 +118,15 @@ class Factor(abc.ABC):
         t if one is None else divided(t, one) for t, one in zip(parts, peaks)]), size
 
   def times(self, ratio: tf.Tensor) -> 'Factor':
-    """The gradients of each example multiplied by `ratio` [n]."""
+    """Returns the factor of the gradients multiplied by `ratio` [n]."""
     parts = tensors(self)
     last = max(i for i, t in enumerate(parts) if t.dtype.is_floating)
     parts[last] *= along(ratio, parts[last])
     return rebuilt(self, parts)
+
+
+# A factor, None, or tuples of them.
+Parts = Union[Factor, None, Tuple[Any, ...]]
 
 
 def wide(x: tf.Tensor) -> tf.Tensor:
@@ -141,7 +134,7 @@ def wide(x: tf.Tensor) -> tf.Tensor:
 
 
 def second_moment(x: tf.Tensor, size: int, most: int) -> tf.Tensor:
-  """[size, size] average of `v v'` over pieces v of the last axis of x, or its diagonal."""
+  """Averages `v v'` over pieces v of the last axis of x: [size, size], or the diagonal."""
   pieces = tf.reshape(x, [-1, size])
   if size > most:
     return tf.reduce_mean(tf.square(pieces), 0)
@@ -150,13 +143,13 @@ def second_moment(x: tf.Tensor, size: int, most: int) -> tf.Tensor:
 
 
 def peak(x: tf.Tensor, first: int = 1) -> tf.Tensor:
-  """Largest magnitudes over all axes but the `first` ones, which are kept; infinite for NaN."""
+  """Returns largest magnitudes over all but the `first` axes, which stay; infinite for NaN."""
   sizes = tf.where(tf.math.is_finite(x), tf.abs(x), float('inf'))
   return tf.reduce_max(sizes, list(range(first, x.shape.rank)), keepdims=True)
 
 
 def divided(x: tf.Tensor, peaks: tf.Tensor) -> tf.Tensor:
-  """`x` by its peaks, zeros where these are zero or not finite."""
+  """Divides `x` by its peaks; zero where they are zero or not finite."""
   return tf.math.divide_no_nan(x, tf.where(tf.math.is_finite(peaks), peaks, 0))
 
 
@@ -165,11 +158,10 @@ def tiny(dtype: tf.DType) -> float:
 
 
 def eps(dtype: tf.DType) -> float:
-  """Twice the relative rounding of products, as `np.finfo` has it.
+  """Returns twice the relative rounding of products, as `np.finfo` defines it.
 
-  TensorFlow multiplies float32 matrices in TF32 on GPUs that have it, unless
-  `tf.config.experimental.enable_tensor_float_32_execution(False)`: wherever there is a
-  GPU, that is assumed.
+  On a GPU, TensorFlow may multiply float32 matrices in TF32, unless
+  `tf.config.experimental.enable_tensor_float_32_execution(False)` was called.
   """
   if dtype == tf.float32 and tf.config.list_physical_devices('GPU') and (
       tf.config.experimental.tensor_float_32_execution_enabled()):
@@ -177,106 +169,110 @@ def eps(dtype: tf.DType) -> float:
   return float(np.finfo(dtype.as_numpy_dtype).eps)
 
 
-def charged(norms: Tensors, factor: Factor, scales: Scales) -> Tensors:
-  """Squared norms, and what the terms of a factor lose where they cancel.
+def charged(norm: tf.Tensor, factor: Factor, scale: trees.Tree) -> tf.Tensor:
+  """Adds to a squared norm the rounding error of terms that cancel.
 
-  Weighted sums add the same products in another order: a record whose terms cancel in its
-  norm must not come back there, nor swallow others, by more than its clip norm.
+  Weighted sums add the same products in another order. A record whose terms cancel in its norm
+  must not reappear in a sum, or absorb other records, by more than its clip norm.
   """
   count, squares = factor.products()
   lost = (wide(count) + 4) * rounding(factor)
-  return [norm + lost**2 * squares(scale) for norm, scale in zip(norms, scales)]
+  return norm + lost**2 * squares(scale)
 
 
 def rounding(factor: Factor) -> float:
-  """Relative, of the coarsest of its tensors."""
+  """Returns the relative rounding of the coarsest tensor of a factor."""
   dtypes = [t.dtype for t in tensors(factor) if t.dtype.is_floating]
   return eps(min(dtypes, key=lambda one: one.size))
 
 
 def along(weights: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-  """[n] weights shaped to multiply x [n, ...]."""
+  """Reshapes [n] weights to multiply x [n, ...]."""
   return tf.reshape(narrow(weights, x.dtype), [-1] + [1] * (x.shape.rank - 1))
 
 
 def narrow(weights: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """float64 weights in `dtype`; zero where that would round them up by much."""
+  """Casts float64 weights to `dtype`; weights that it would round up by much become zero."""
   return tf.cast(tf.where(weights < tiny(dtype), tf.zeros_like(weights), weights), dtype)
 
 
-def tensors(factor: Any) -> List[tf.Tensor]:
-  """The [n, ...] tensors a factor is made of."""
-  return _walk(factor, [])[1]
+def tensors(factor: Parts) -> List[tf.Tensor]:
+  """Returns the [n, ...] tensors of factors."""
+  found: List[tf.Tensor] = []
+
+  def note(tensor: tf.Tensor) -> tf.Tensor:
+    found.append(tensor)
+    return tensor
+
+  _mapped(note, factor)
+  return found
 
 
-def rebuilt(factor: Any, values: Iterable[tf.Tensor]) -> Any:
-  """`factor` with other tensors, in the order of `tensors(factor)`."""
-  return _walk(factor, None, iter(values))[0]
+def rebuilt(factor: Parts, values: Iterable[tf.Tensor]) -> Any:
+  """Returns factors with other tensors, in the order of `tensors(factor)`."""
+  values = iter(values)
+  return _mapped(lambda _: next(values), factor)
 
 
-def _walk(
-    node: Any, seen: Optional[List[tf.Tensor]],
-    values: Optional[Iterator[tf.Tensor]] = None) -> Tuple[Any, Any]:
+def _mapped(function: Callable[[tf.Tensor], tf.Tensor], node: Parts) -> Any:
   if tf.is_tensor(node):
-    if values is not None:
-      return next(values), seen
-    if seen is not None:
-      seen.append(node)
-  elif isinstance(node, tuple):
-    node = tuple(_walk(one, seen, values)[0] for one in node)
-  elif dataclasses.is_dataclass(node) and not isinstance(node, type):
-    node = dataclasses.replace(node, **{
-        name: _walk(value, seen, values)[0] for name, value in vars(node).items()})
-  return node, seen
+    return function(node)
+  if isinstance(node, tuple):
+    return tuple(_mapped(function, one) for one in node)
+  if dataclasses.is_dataclass(node) and not isinstance(node, type):
+    return dataclasses.replace(node, **{
+        name: _mapped(function, value) for name, value in vars(node).items()})
+  return node
+
+
+def fold(x: tf.Tensor, times: Size) -> tf.Tensor:
+  """Reshapes [n * times, T, ...] to [n, times * T, ...]."""
+  if isinstance(times, int) and times == 1:
+    return x
+  length = x.shape[1] if x.shape[1] is not None else tf.shape(x)[1]
+  return tf.reshape(x, [-1, times * length] + x.shape[2:].as_list())
 
 
 def in_blocks(
-    function: Callable[..., Any], factor: Any, count: int,
-    numbers: Optional[int] = None) -> List[tf.Tensor]:
-  """`function: factor -> [[n]] * count` over blocks of examples, results joined.
+    function: Callable[..., tf.Tensor], factor: Factor,
+    numbers: Optional[int] = None) -> tf.Tensor:
+  """Joins the results of `function: factor -> [n]` over blocks of examples.
 
-  `numbers` is how many `function` forms per example; that of the gradient if None.
+  `numbers` is how many `function` forms per example, by default those of the gradient.
   """
-  n, parts = cut(tensors(factor), numbers or int(np.prod(factor.shape)))
+  n, parts = cut(tensors(factor), numbers or math.prod(factor.shape))
   if parts[0].shape[0] == 1:
     return function(factor)
-  stack = compat.unconverted(
-      lambda i: tf.stack(function(rebuilt(factor, [x[i] for x in parts]))))
-  norms = tf.map_fn(stack, tf.range(tf.shape(parts[0])[0]), parallel_iterations=1,
-                    fn_output_signature=tf.float64)  # [blocks, scales, rows]
-  return tf.unstack(tf.reshape(tf.transpose(norms, [1, 0, 2]), [count, -1])[:, :n])
+  block = compat.unconverted(lambda i: function(rebuilt(factor, [x[i] for x in parts])))
+  norms = tf.map_fn(block, tf.range(tf.shape(parts[0])[0]), parallel_iterations=1,
+                    fn_output_signature=tf.float64)  # [blocks, rows]
+  return tf.reshape(norms, [-1])[:n]
 
 
 def sum_blocks(
-    function: Callable[..., Any], factor: Any, weights: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-  """`function: (factor, weights) -> sums` over blocks of examples, results added."""
+    function: Callable[..., tf.Tensor], factor: Factor, weights: tf.Tensor) -> tf.Tensor:
+  """Adds the results of `function: (factor, weights) -> sum` over blocks of examples."""
   values = tensors(factor)
-  _, parts = cut(values + list(weights), int(np.prod(factor.shape)))
+  _, parts = cut([*values, weights], math.prod(factor.shape))
   if parts[0].shape[0] == 1:
     return function(factor, weights)
 
-  def step(sums: List[tf.Tensor], i: Any) -> List[tf.Tensor]:
-    block = [x[i] for x in parts]
-    return [a + b for a, b in zip(
-        sums, function(rebuilt(factor, block[:len(values)]), block[len(values):]))]
+  def step(total: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+    *block, own = [x[i] for x in parts]
+    return total + function(rebuilt(factor, block), own)
 
-  return tf.foldl(step, tf.range(tf.shape(parts[0])[0]), [
-      tf.zeros(factor.shape, values[-1].dtype) for _ in weights], parallel_iterations=1)
-
-
-def together(n: int, numbers: int) -> int:
-  """How many of n examples are formed at once, which take `numbers` each."""
-  return min(n, max(1, BLOCK_BYTES // (4 * numbers)))
+  return tf.foldl(step, tf.range(tf.shape(parts[0])[0]),
+                  tf.zeros(factor.shape, values[-1].dtype), parallel_iterations=1)
 
 
 def cut(
     values: Sequence[tf.Tensor], numbers: int,
-    limit: Optional[int] = None) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-  """`(n, values)`: [n, ...] padded and cut to [blocks, rows, ...] of rows of `numbers` each.
+    limit: int = BLOCK_BYTES) -> Tuple[Size, List[tf.Tensor]]:
+  """Returns `(n, values)`, values [n, ...] padded and cut to [blocks, rows, ...].
 
-  A single block where the batch is known to fit into `limit` bytes (`BLOCK_BYTES`).
+  A block of rows of `numbers` each takes at most `limit` bytes, or has one row.
   """
-  most = max(1, (limit or BLOCK_BYTES) // (4 * numbers))
+  most = max(1, limit // (4 * numbers))
   n = values[0].shape[0]
   if n is None:
     n = tf.shape(values[0])[0]
@@ -286,8 +282,8 @@ def cut(
   return n, [split(x, -(-n // rows), rows) for x in values]
 
 
-def split(x: tf.Tensor, count: Any, rows: Any) -> tf.Tensor:
-  """[n, ...] to [count, rows, ...], padded by zeros (False in a mask)."""
+def split(x: tf.Tensor, count: Size, rows: Size) -> tf.Tensor:
+  """Splits [n, ...] to [count, rows, ...], padded by zeros (False in a mask)."""
   missing = count * rows - (tf.shape(x)[0] if x.shape[0] is None else x.shape[0])
   if not isinstance(missing, int) or missing:
     x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
@@ -296,26 +292,25 @@ def split(x: tf.Tensor, count: Any, rows: Any) -> tf.Tensor:
 
 
 def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-  """[n] float64: `sum_tu inner_tu outer_tu` >= 0, from above, where terms cancel.
+  """Returns an upper bound of `sum_tu inner_tu outer_tu` >= 0, [n] float64.
 
-  A few roundings of `magnitude` [n], the sum of the terms' sizes, are charged.
+  It adds some roundings of `magnitude` [n], the sum of the terms' sizes, since terms may cancel.
   """
   total = wide_sum(inner * outer, [1, 2])
-  rounding = 4 * eps(inner.dtype)
-  return tf.maximum(total, 0) + rounding * magnitude
+  return tf.maximum(total, 0) + 4 * eps(inner.dtype) * magnitude
 
 
 def product_squares(left: tf.Tensor, right: tf.Tensor, curvature: trees.Tree) -> tf.Tensor:
-  """[n] float64: `sum_ij left_i curvature_ij right_j`, with left [n, d] and right [n, p]."""
+  """Returns `sum_ij left_i curvature_ij right_j`, [n] float64, for left [n, d], right [n, p]."""
   if trees.absent(curvature):
     return wide_sum(left) * wide_sum(right)
   return wide_sum(tf.matmul(left, curvature) * right)
 
 
 def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
-  """[n] float64: sum of squares of `scale * x[i]`, from above.
+  """Returns an upper bound of the sum of squares of `scale * x[i]`, [n] float64.
 
-  What underflows is charged: at most the smallest normal number for every product.
+  It adds the smallest normal number for every product, since products may underflow.
   """
   size: Any = x.shape[1:].num_elements()
   if size is None:
@@ -331,5 +326,5 @@ def sum_squares(x: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
   return wide(total) + (wide_sum(curvature, None) + size) * small
 
 
-def wide_sum(x: tf.Tensor, axes: Any = 1) -> tf.Tensor:
+def wide_sum(x: tf.Tensor, axes: Union[int, List[int], None] = 1) -> tf.Tensor:
   return wide(tf.reduce_sum(x, axes))

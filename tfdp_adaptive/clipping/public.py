@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of public data at the current parameters: no clipping, no noise, no privacy."""
 
-from typing import Any, List, Tuple
+from typing import List, Tuple
 
 import tensorflow as tf
 
@@ -17,7 +17,8 @@ from tfdp_adaptive.rules import kronecker
 
 
 def gradients(
-    kind: str, model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[Any]:
+    kind: str, model: compat.Model, loss: interface.Loss, x: trees.Tree,
+    y: trees.Tree) -> List[trees.Tree]:
   """Computes the public gradients that `rule.public` requests.
 
   Args:
@@ -38,8 +39,9 @@ def gradients(
   return materialized.dense_gradients(tape, value, model.trainable_variables)
 
 
-def when_due(rule: contract.Rule, model: compat.Model, loss: interface.Loss, x: Any, y: Any,
-             state: trees.Tree) -> List[Any]:
+def when_due(
+    rule: contract.Rule, model: compat.Model, loss: interface.Loss, x: trees.Tree, y: trees.Tree,
+    state: trees.Tree) -> List[trees.Tree]:
   """Returns the public gradients for this state; zeros in a step that needs none."""
   assert rule.public is not None
   if rule.public_due is None:
@@ -48,24 +50,25 @@ def when_due(rule: contract.Rule, model: compat.Model, loss: interface.Loss, x: 
   specs = [tuple(tf.TensorSpec(shape, trees.wide(tf.as_dtype(variable.dtype)))
                  for shape in kfc.sides(variable.shape)) for variable in model.trainable_variables]
 
-  def looked() -> List[Any]:
+  def computed() -> List[trees.Tree]:
     return trees.map(lambda found, spec: tf.ensure_shape(tf.cast(found, spec.dtype), spec.shape),
                      second_moments(model, loss, x, y), specs)
 
-  return tf.cond(rule.public_due(state), looked, lambda: trees.zeros(specs))
+  return tf.cond(rule.public_due(state), computed, lambda: trees.zeros(specs))
 
 
 def second_moments(
-    model: compat.Model, loss: interface.Loss, x: Any, y: Any) -> List[Tuple[tf.Tensor, ...]]:
+    model: compat.Model, loss: interface.Loss, x: trees.Tree,
+    y: trees.Tree) -> List[Tuple[tf.Tensor, ...]]:
   """Averages the factors of the trainable variables' gradients over public records.
 
   Returns:
-    Per variable that `rules.kronecker` sees as matrices, the averages of `a a'` and `e e'`
-    over all products `a e'` that add up to a gradient; their diagonals, for sides of more
-    than `rules.kfc.MAX_SIDE`. Per other variable `(square,)`, the average of squared gradients.
+    For variables that `rules.kronecker` treats as matrices, the averages of `a a'` and `e e'`
+    over all products `a e'` that add up to a gradient, or their diagonals for sides of more
+    than `rules.kfc.MAX_SIDE`. For other variables `(square,)`, the average of squared gradients.
 
   Raises:
-    ValueError: If the book-keeping engine cannot see the model's layers.
+    ValueError: If the book-keeping engine does not support the model.
   """
   seen, reason = bookkeeping.supports(model, x)
   if not seen:
@@ -82,7 +85,7 @@ def second_moments(
       found.append(tuple(tf.zeros(shape, dtype) for shape in kfc.sides(variable.shape)))
     elif view is None:
       weights = tf.fill([n], tf.math.rsqrt(tf.cast(n, tf.float64)))
-      found.append(tuple(factor.squared_sums([weights], [()])))
+      found.append((factor.squared_sum(weights),))
     else:
       found.append(factor.second_moments(view, kfc.MAX_SIDE))
   return found

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-example gradients in a few rows of a table: embeddings, also tied to a softmax."""
+"""Per-example gradients in some rows of a table: embeddings, also tied to a softmax."""
 
 import dataclasses
-import math
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -13,14 +12,13 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
 
-# Equal rows of sequences up to this length meet in a Gram matrix; of longer ones
-# they are merged by a scatter.
+# Longest sequence whose equal rows are found in a Gram matrix; a scatter merges longer ones.
 SHORT = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows(protocol.Factor):
-  """`cotangents[:, t]` added to row `ids[:, t]`: embeddings.
+  """Gradients that add `cotangents[:, t]` to row `ids[:, t]`: embeddings.
 
   Attributes:
     ids: [n, T] integers.
@@ -33,42 +31,32 @@ class Rows(protocol.Factor):
   shape: Tuple[int, ...]
 
   def route(self, scaled: bool) -> str:
-    """'once', 'gram' or 'merge', from static shapes."""
+    """Returns 'once', 'gram' or 'merge', from static shapes."""
     del scaled
     length = self.ids.shape[1]
     if length == 1:
       return 'once'
     return 'gram' if length is not None and length <= SHORT else 'merge'
 
-  def formed(self, n: int, scaled: bool) -> int:
-    length, d = self.cotangents.shape[1:]
-    return n * length * {'once': d, 'gram': 3 * length, 'merge': 3 * d}[self.route(scaled)]
-
-  def squared_norms(self, scales: protocol.Scales) -> protocol.Tensors:
+  def squared_norm(self, scale: trees.Tree = ()) -> tf.Tensor:
     if self.route(True) == 'gram':
-      same = tf.cast(self._same(), self.cotangents.dtype)
-      return [self._gram(same, self._scaled(self.cotangents, scale)) for scale in scales]
+      return self._gram(self._scaled(self.cotangents, scale))
     merged = self._merged()
-    norms = [protocol.sum_squares(merged._scaled(merged.cotangents, scale)) for scale in scales]
-    return norms if self.route(True) == 'once' else protocol.charged(norms, self, scales)
+    norm = protocol.sum_squares(merged._scaled(merged.cotangents, scale))
+    return norm if self.route(True) == 'once' else protocol.charged(norm, self, scale)
 
   def products(self) -> protocol.Products:
     length = tf.shape(self.ids)[1]
     return length, lambda scale: protocol.wide(length) * protocol.sum_squares(
         self._scaled(self.cotangents, scale))
 
-  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
-    return [self._scatter(self.cotangents * protocol.along(w, self.cotangents)) for w in weights]
+  def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+    return self._scatter(self.cotangents * protocol.along(weights, self.cotangents))
 
-  def squared_sums(self, weights: protocol.Tensors, scales: protocol.Scales) -> protocol.Tensors:
+  def squared_sum(self, weights: tf.Tensor, scale: trees.Tree = ()) -> tf.Tensor:
     merged = self._merged()
-    weighted = [merged.cotangents * protocol.along(w, merged.cotangents) for w in weights]
-    return [merged._scatter(tf.square(merged._scaled(one, scale)))
-            for one, scale in zip(weighted, scales)]
-
-  def folded(self, times: int) -> 'Rows':
-    return dataclasses.replace(
-        self, ids=factors.fold(self.ids, times), cotangents=factors.fold(self.cotangents, times))
+    weighted = merged.cotangents * protocol.along(weights, merged.cotangents)
+    return merged._scatter(tf.square(merged._scaled(weighted, scale)))
 
   def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
     count, d, p = geometry.matrices_of(scale, self.shape)
@@ -94,7 +82,7 @@ class Rows(protocol.Factor):
     return (share if d > most else tf.linalg.diag(share),
             protocol.second_moment(self.cotangents, p, most))
 
-  def kin(self) -> Any:
+  def kin(self) -> Hashable:
     return Rows
 
   def explicit(self) -> factors.Explicit:
@@ -111,11 +99,10 @@ class Rows(protocol.Factor):
   def _scaled(self, cotangents: tf.Tensor, scale: trees.Tree) -> tf.Tensor:
     return cotangents if trees.absent(scale) else cotangents * tf.gather(scale, self.ids)
 
-  def _same(self) -> tf.Tensor:
-    return tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis])
-
-  def _gram(self, same: tf.Tensor, cotangents: tf.Tensor) -> tf.Tensor:
-    """||sum_t 1_t e_t'||^2 = sum_{tu} [id_t = id_u] (e_t'e_u)."""
+  def _gram(self, cotangents: tf.Tensor) -> tf.Tensor:
+    """Returns `||sum_t 1_t e_t'||^2 = sum_{tu} [id_t = id_u] (e_t'e_u)`."""
+    same = tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis])
+    same = tf.cast(same, cotangents.dtype)
     outer = tf.matmul(cotangents, cotangents, transpose_b=True)
     lengths = tf.sqrt(tf.linalg.diag_part(outer))
     magnitude = protocol.wide_sum(lengths * tf.linalg.matvec(same, lengths))
@@ -123,7 +110,7 @@ class Rows(protocol.Factor):
     return protocol.gram(same, outer, magnitude) + lost
 
   def _merged(self) -> 'Rows':
-    """The same gradients with every id once: zeros of row 0 fill the places that remain."""
+    """Returns the same gradients with every id once; zeros of row 0 fill the other places."""
     if self.route(True) == 'once':
       return self
     n, length = tf.shape(self.ids)[0], tf.shape(self.ids)[1]
@@ -141,8 +128,8 @@ class Rows(protocol.Factor):
 
 
 def add(parts: Sequence[protocol.Factor]) -> protocol.Factor:
-  """The factor of a sum of gradients of one variable (tied weights)."""
-  alike: Dict[Any, List[protocol.Factor]] = {}
+  """Returns the factor of a sum of gradients of one variable (tied weights)."""
+  alike: Dict[Hashable, List[protocol.Factor]] = {}
   for part in parts:
     alike.setdefault(part.kin(), []).append(part)
   merged = [_joined(same) for same in alike.values()]
@@ -168,31 +155,32 @@ class Mixed(protocol.Factor):
     return self.parts[0].shape
 
   def route(self, scaled: bool) -> str:
-    """'tied' or 'blocks'."""
+    """Returns 'tied' or 'blocks'."""
     del scaled
     kinds = [type(part) for part in self.parts]
     return 'tied' if kinds == [Rows, factors.Outer] and not self.parts[1].axes else 'blocks'
 
-  def formed(self, n: int, scaled: bool) -> int:
-    if self.route(scaled) != 'tied':
-      return super().formed(n, scaled)
-    lengths = [part.cotangents.shape[1] for part in self.parts]
-    return 3 * n * math.prod(lengths) + max(part.formed(n, scaled) for part in self.parts)
-
-  def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
-    return self._tied(scales) if route == 'tied' else super().norms_by(route, scales)
+  def squared_norm(self, scale: trees.Tree = ()) -> tf.Tensor:
+    """Returns `||R + O||^2 = ||R||^2 + ||O||^2 + 2 <R, O>`, R in rows, O an outer product."""
+    if self.route(True) != 'tied':
+      return super().squared_norm(scale)
+    table, outer = self.parts
+    reached = tf.gather(outer.inputs, table.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]
+    cotangents = table.cotangents
+    if not trees.absent(scale):
+      cotangents = cotangents * tf.square(tf.gather(scale, table.ids))
+    inner = tf.matmul(outer.cotangents, cotangents, transpose_b=True)
+    cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)
+    both = table.squared_norm(scale) + outer.squared_norm(scale)
+    return tf.maximum(both + cross, 0) + 4 * protocol.eps(inner.dtype) * both
 
   def products(self) -> protocol.Products:
     counts, squares = zip(*[part.products() for part in self.parts])
     return tf.add_n(list(counts)), lambda scale: len(squares) * tf.add_n(
         [one(scale) for one in squares])
 
-  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
-    return [tf.add_n(list(sums))
-            for sums in zip(*[part.weighted_sums(weights) for part in self.parts])]
-
-  def folded(self, times: int) -> 'Mixed':
-    return Mixed(tuple(part.folded(times) for part in self.parts))
+  def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+    return tf.add_n([part.weighted_sum(weights) for part in self.parts])
 
   def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
     return add([part.transformed(scale) for part in self.parts])
@@ -212,18 +200,3 @@ class Mixed(protocol.Factor):
 
   def explicit(self) -> protocol.Factor:
     return _joined([part.explicit() for part in self.parts])
-
-  def _tied(self, scales: protocol.Scales) -> List[tf.Tensor]:
-    """||R + O||^2 = ||R||^2 + ||O||^2 + 2 <R, O>, with R in rows and O an outer product."""
-    table, outer = self.parts
-    reached = tf.gather(outer.inputs, table.ids, axis=2, batch_dims=1)  # [n, T of outer, T of rows]
-    norms = []
-    for scale, a, b in zip(scales, table.squared_norms(scales), outer.squared_norms(scales)):
-      cotangents = table.cotangents
-      if not trees.absent(scale):
-        cotangents = cotangents * tf.square(tf.gather(scale, table.ids))
-      inner = tf.matmul(outer.cotangents, cotangents, transpose_b=True)
-      cross = 2 * tf.cast(tf.reduce_sum(reached * inner, [1, 2]), tf.float64)
-      rounding = 4 * protocol.eps(inner.dtype) * (a + b)
-      norms.append(tf.maximum(a + b + cross, 0) + rounding)
-    return norms

@@ -6,8 +6,6 @@ example with K views is a record of K examples whose weights are 1/K. The random
 draw anew for each of them.
 """
 
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -44,7 +42,7 @@ def of(batch: interface.Batch, views: int) -> interface.Batch:
 
   places = np.repeat(np.arange(1 if single else batch.examples.shape[1]), views)
 
-  def repeat(tensor: Any) -> Any:
+  def repeat(tensor: trees.Leaf) -> trees.Leaf:
     return tensor if tensor is None else tf.gather(
         tensor[:, tf.newaxis] if single else tensor, places, axis=1)
 

@@ -164,7 +164,7 @@ class Runner:
     """Returns the gradient of one example, as one vector of float64."""
     factors = protocol.rebuilt(
         self._trace.found, [tf.constant(t[row:row + 1]) for t in seen.factors])
-    parts = [factor.explicit().gradient() for factor in factors if factor is not None]
+    parts = [factor.gradient() for factor in factors if factor is not None]
     return np.concatenate([np.zeros(0)] + [np.asarray(p, np.float64).ravel() for p in parts])
 
 

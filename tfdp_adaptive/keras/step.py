@@ -106,7 +106,7 @@ def clip(
   rows = None
   if speed.memory_budget is not None:
     rows = _rows_within(engine, model, loss, batch, request)
-  return engines.chunked(engine, speed.accumulation_steps, rows, model.reads_outputs())(
+  return chunks.chunked(engine, speed.accumulation_steps, rows, model.reads_outputs())(
       model, loss, batch, request)
 
 

@@ -49,6 +49,6 @@ def _recursion(
 
 def _solve(x: tf.Tensor, c: tf.Tensor, slots: Sequence[tf.Tensor]) -> tf.Tensor:
   for c_j, slot in zip(tf.unstack(c)[1:], slots):
-    with tf.control_dependencies([x]):  # Without it, all products could be in memory at once.
+    with tf.control_dependencies([x]):  # Otherwise all products could be in memory at once.
       x -= c_j * slot
   return x / c[0]

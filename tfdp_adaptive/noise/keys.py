@@ -14,7 +14,7 @@ from typing import Callable, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-Source = Callable[[], tf.Tensor]  # Where a stream gets its first key from.
+Source = Callable[[], tf.Tensor]  # Returns the first key of a stream.
 
 _KERNEL_UUID = '/proc/sys/kernel/random/uuid'  # A fresh random UUID at every read.
 
@@ -71,7 +71,7 @@ def words(key: tf.Tensor, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
 
 def scrambled(key: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   """Returns uint64 `(key [1], counter [2])` of the generator, as TensorFlow makes them."""
-  # Its `StatelessRandomGetKeyCounter` gives others under XLA for long seeds.
+  # TensorFlow's `StatelessRandomGetKeyCounter` differs under XLA for long seeds.
   mixed = tf.raw_ops.StatelessRandomUniformFullIntV2(
       shape=[2], key=[0x02461E293EC8F720], counter=tf.cast(key, tf.uint64), dtype=tf.uint64, alg=1)
   return mixed[:1], mixed * tf.constant([0, 1], tf.uint64)

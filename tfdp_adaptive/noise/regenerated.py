@@ -60,8 +60,8 @@ def _regenerated(
     x = term(tf.zeros_like(row), key)
     if not lags:
       return x, history
-    # A loop, so that no two past rows are in memory at a time; `gather`, because XLA compiles
-    # a slice again for every place it starts at.
+    # A loop has only one past row in memory at a time. XLA would compile a slice again for each
+    # position, but not `gather`.
     _, x = tf.while_loop(
         lambda k, x: k <= past(row),
         lambda k, x: (k + 1, tuple(map(tf.add, x, term(k, tf.gather(history, (row - k) % lags))))),

@@ -61,8 +61,9 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
 
   def __init__(
       self, record_specs: trees.Tree, mechanism: mechanisms.Mechanism, l2_norm_clip: float,
-      noise_multiplier: float, *, adjacency: str = 'zero_out', clipping: Any = None,
-      cumulative: bool = False, seed: Optional[int] = None) -> None:
+      noise_multiplier: float, *, adjacency: str = 'zero_out',
+      clipping: Optional[choices.Choice] = None, cumulative: bool = False,
+      seed: Optional[int] = None) -> None:
     trees.check_specs(record_specs=record_specs)
     privatizer.check_mechanism(mechanism)
     checks.not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
@@ -101,7 +102,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
   def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
     return global_state.clip_value
 
-  def initial_sample_state(self, template: Any = None) -> trees.Tree:
+  def initial_sample_state(self, template: trees.Tree = None) -> trees.Tree:
     del template  # Sums are wider than records of half precision.
     return trees.zeros(self._specs)
 
@@ -129,7 +130,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     result = trees.map(lambda r, spec: tf.cast(r, spec.dtype), result, self._record_specs)
     return result, state, self._event()
 
-  def reset_state(self, noised_results: Any, global_state: GlobalState) -> GlobalState:
+  def reset_state(self, noised_results: trees.Tree, global_state: GlobalState) -> GlobalState:
     """Starts another run of the mechanism; the chain of keys continues."""
     del noised_results  # The state has them, in full precision.
     return global_state._replace(noise=self._noise.init(self._specs, global_state.noise.key))

@@ -81,7 +81,7 @@ class RuleQuery(sums.SumAggregationDPQuery):
       self, rule: contract.Rule, specs: trees.Tree, *, plan: Optional[privacy.PrivacyPlan] = None,
       l2_norm_clip: Optional[float] = None, noise_multiplier: Optional[float] = None,
       batch_size: Optional[float] = None, adjacency: Optional[str] = None,
-      mechanism: Optional[mechanisms.Mechanism] = None, clipping: Any = None,
+      mechanism: Optional[mechanisms.Mechanism] = None, clipping: Optional[choices.Choice] = None,
       steps: Optional[int] = None, seed: Optional[int] = None, allow_non_private: bool = False,
       max_participations: Optional[int] = None) -> None:
     check_rule(rule)
@@ -101,11 +101,11 @@ class RuleQuery(sums.SumAggregationDPQuery):
 
   @property
   def event(self) -> dp_accounting.DpEvent:
-    """The `DpEvent` of one round, before any amplification by sampling.
+    """Returns the `DpEvent` of one round, before any amplification by sampling.
 
     Correlated noise has no event per round. Neither has a rule that releases statistics of past
-    clean data, because these reveal a record in rounds without it, too. The plan has the event
-    of the whole run.
+    clean data, because they also reveal a record in rounds without it. The plan has the event of
+    the whole run.
     """
     asks, noise_multiplier = self._private.rule.asks, self._private.privatizer.noise_multiplier
     if not noise_multiplier or not all(
@@ -122,8 +122,8 @@ class RuleQuery(sums.SumAggregationDPQuery):
   def derive_sample_params(self, global_state: private_rule.State) -> private_rule.Broadcast:
     return self._private.broadcast(self._private.query(global_state))
 
-  def initial_sample_state(self, template: Any = None) -> trees.Tree:
-    del template  # The sums' own structure, which a record does not have.
+  def initial_sample_state(self, template: trees.Tree = None) -> trees.Tree:
+    del template  # Sums have another structure than records.
     return self._private.zero_sums()
 
   def preprocess_record(self, params: private_rule.Broadcast, record: trees.Tree) -> trees.Tree:

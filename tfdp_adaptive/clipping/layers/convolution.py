@@ -3,6 +3,7 @@
 
 import dataclasses
 import itertools
+import math
 from typing import Any, Iterator, Sequence, Tuple
 
 import numpy as np
@@ -19,8 +20,8 @@ from tfdp_adaptive.clipping.layers import registry
 
 layers = compat.keras.layers
 
-# With so many channels or more, up to so many places of a kernel have a product each: windows of
-# single places are copied once, those of rows of places twice.
+# Each of up to `PLACES` places of a kernel has its own product if there are `WIDE` channels.
+# Windows of single places are copied once, those of rows of places twice.
 WIDE, PLACES = 32, 64
 
 
@@ -43,33 +44,24 @@ class Convolution(protocol.Factor):
   dilations: Tuple[int, ...]
 
   def route(self, scaled: bool) -> str:
-    """'explicit', 'gram' or 'blocks', from static shapes."""
-    kernel = int(np.prod(self.shape))
-    points = int(np.prod(self.cotangents.shape[1:-1]))
-    stored = int(np.prod(self.inputs.shape[1:])) + int(np.prod(self.cotangents.shape[1:]))
-    if kernel <= 2 * factors.KEEP * stored:  # Multiplying again costs what the patches do.
+    """Returns 'explicit', 'gram' or 'blocks', from static shapes."""
+    kernel, points = math.prod(self.shape), math.prod(self.cotangents.shape[1:-1])
+    stored = math.prod(self.inputs.shape[1:]) + math.prod(self.cotangents.shape[1:])
+    if kernel <= 2 * factors.KEEP * stored:  # Multiplying again costs as much as the patches.
       return 'explicit'
     patch = kernel // self.shape[-1]
     return 'gram' if not scaled and 2 * points * (patch + self.shape[-1]) < kernel else 'blocks'
 
-  def formed(self, n: int, scaled: bool) -> int:
-    if self.route(scaled) != 'gram':
-      return super().formed(n, scaled)
-    points = int(np.prod(self.cotangents.shape[1:-1]))
-    windows = points * int(np.prod(self.shape[:-1]))
-    return protocol.together(n, windows) * (windows + 3 * points**2)
-
-  def norms_by(self, route: str, scales: protocol.Scales) -> protocol.Tensors:
-    if route == 'gram':
-      points = int(np.prod(self.cotangents.shape[1:-1]))
-      return protocol.in_blocks(lambda one: one.patches().squared_norms(scales), self,
-                                len(scales), points * int(np.prod(self.shape[:-1])))
-    return super().norms_by(route, scales)
+  def squared_norm(self, scale: trees.Tree = ()) -> tf.Tensor:
+    if self.route(not trees.absent(scale)) != 'gram':
+      return super().squared_norm(scale)
+    numbers = math.prod(self.cotangents.shape[1:-1]) * math.prod(self.shape[:-1])
+    return protocol.in_blocks(lambda one: one.patches().squared_norm(scale), self, numbers)
 
   def products(self) -> protocol.Products:
     left, right = (tf.reduce_sum(tf.square(dense.sequence(t)), 1)
                    for t in (self.inputs, self.cotangents))
-    size, places = [int(n) for n in self.shape[-2:]], int(np.prod(self.shape[:-2]))
+    size, places = list(self.shape[-2:]), math.prod(self.shape[:-2])
 
     def squares(scale: trees.Tree) -> tf.Tensor:
       if trees.absent(scale):
@@ -79,8 +71,15 @@ class Convolution(protocol.Factor):
 
     return tf.reduce_prod(tf.shape(self.cotangents)[1:-1]), squares
 
-  def weighted_sums(self, weights: protocol.Tensors) -> protocol.Tensors:
-    return [self._product(w) for w in weights]
+  def weighted_sum(self, weights: tf.Tensor) -> tf.Tensor:
+    """Returns the plain gradient of the kernel for weighted cotangents."""
+    weights = protocol.along(weights, self.cotangents)
+    kernel = tf.zeros(self.shape, self.inputs.dtype)
+    with tf.GradientTape() as tape:
+      tape.watch(kernel)
+      outputs = tf.nn.convolution(self.inputs, kernel, self.strides, 'VALID',
+                                  dilations=self.dilations)
+    return tape.gradient(outputs, kernel, output_gradients=self.cotangents * weights)
 
   def folded(self, times: int) -> factors.Explicit:
     return self.explicit(times)
@@ -92,8 +91,7 @@ class Convolution(protocol.Factor):
       return dataclasses.replace(
           self, inputs=geometry.on_last(self.inputs, scale.left),
           cotangents=geometry.on_last(self.cotangents, scale.right))
-    points = int(np.prod(self.cotangents.shape[1:-1]))
-    patch = channels * int(np.prod(places))
+    points, patch = math.prod(self.cotangents.shape[1:-1]), channels * math.prod(places)
     if p == filters and points * (patch + filters) < patch * filters:
       return self.patches().transformed(scale)
     return self.explicit().transformed(scale)
@@ -102,32 +100,32 @@ class Convolution(protocol.Factor):
     return self.patches().second_moments(view, most)
 
   def explicit(self, times: int = 1) -> factors.Explicit:
-    fold = (lambda t: t) if isinstance(times, int) and times == 1 else (
-        lambda t: factors.fold(t, times))
-    cotangents, rank = fold(dense.sequence(self.cotangents)), len(self.strides)
-    parts = tuple(tf.matmul(cotangents, fold(cut), transpose_a=True) for cut in self._cuts())
-    first = rank if self._by_place() else rank - 1  # Axes of the kernel that parts are of.
+    cotangents = protocol.fold(dense.sequence(self.cotangents), times)
+    parts = tuple(tf.matmul(cotangents, protocol.fold(cut, times), transpose_a=True)
+                  for cut in self._cuts())
+    rank = len(self.strides)
+    first = rank if self._by_place() else rank - 1  # Axes of the kernel along which it is cut.
     axes = (*range(first), rank + 1, *range(first, rank + 1))
     return factors.Explicit(parts, self.shape, axes)
 
   def patches(self) -> factors.Outer:
-    """The factor of the kernel as a matrix product."""
+    """Returns the factor of the kernel as a matrix product."""
     patches = tf.concat(list(self._cuts()), -1)
     return factors.Outer(patches, dense.sequence(self.cotangents), self.shape)
 
   def windows(self) -> Iterator[tf.Tensor]:
-    """Per place of the kernel, in order: what it multiplies, [n, *output, channels]."""
+    """Yields the inputs [n, *output, channels] that each place of the kernel multiplies."""
     return _windows(self.inputs, self.shape[:-2], self.strides, self.dilations,
                     self.cotangents.shape[1:-1])
 
   def _by_place(self) -> bool:
-    """Whether every place of the kernel has a product of its own, not every row of places."""
-    return self.shape[-2] >= WIDE and int(np.prod(self.shape[:-2])) <= PLACES
+    """Returns whether each place of the kernel has its own product, instead of each row."""
+    return self.shape[-2] >= WIDE and math.prod(self.shape[:-2]) <= PLACES
 
   def _cuts(self) -> Iterator[tf.Tensor]:
-    """Per place or row of places of the kernel: what it meets, [n, T, places * channels]."""
+    """Yields the inputs [n, T, places * channels] of each place, or row of places."""
     windows = self.windows()
-    if not self._by_place():  # The last axis first, whose places then are channels.
+    if not self._by_place():  # Places along the last axis become channels first.
       *places, last, _, _ = self.shape
       output = self.cotangents.shape[1:-1].as_list()
       x = _joined(self.inputs, last, self.strides[-1], self.dilations[-1], output[-1])
@@ -135,27 +133,17 @@ class Convolution(protocol.Factor):
           x, [*places, 1], [*self.strides[:-1], 1], [*self.dilations[:-1], 1], output)
     return map(dense.sequence, windows)
 
-  def _product(self, weights: tf.Tensor) -> tf.Tensor:
-    """The plain gradient of the kernel for weighted cotangents."""
-    weights = protocol.along(weights, self.cotangents)
-    kernel = tf.zeros(self.shape, self.inputs.dtype)
-    with tf.GradientTape() as tape:
-      tape.watch(kernel)
-      outputs = tf.nn.convolution(self.inputs, kernel, self.strides, 'VALID',
-                                  dilations=self.dilations)
-    return tape.gradient(outputs, kernel, output_gradients=self.cotangents * weights)
-
 
 def _windows(
     x: tf.Tensor, places: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     sizes: Sequence[int]) -> Iterator[tf.Tensor]:
-  """Per place of a kernel, in order: what it multiplies of x, [n, *sizes, channels]."""
+  """Yields the parts [n, *sizes, channels] of x that each place of a kernel multiplies."""
   rank, axes = len(places), list(zip(places, strides, dilations, sizes))
   reach = [(size - 1) * stride + (k - 1) * dilation + 1 for k, stride, dilation, size in axes]
   blocks = [-(-size // stride) for size, stride in zip(reach, strides)]
   x = _fitted(x, [[0, block * stride - had] for block, stride, had in zip(
       blocks, strides, x.shape[1:-1])])
-  # Inputs at each offset modulo the strides lie side by side.
+  # Inputs at each offset modulo the strides are adjacent.
   split = [size for pair in zip(blocks, strides) for size in pair]
   phases = tf.transpose(tf.reshape(x, [-1, *split, x.shape[-1]]), [
       *range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2), 2 * rank + 1])
@@ -169,15 +157,15 @@ def _windows(
 
 
 def _joined(x: tf.Tensor, places: int, stride: int, dilation: int, size: int) -> tf.Tensor:
-  """Windows along the last spatial axis, as channels: [n, *spatial, size, places * channels].
+  """Turns windows along the last spatial axis into channels: [n, *, size, places * channels].
 
-  `x` must be padded (see `factor`): without an error, XLA would clamp what lies beyond it.
+  `x` must be padded (see `factor`): XLA would clamp positions beyond it without an error.
   """
   at = (stride * np.arange(size)[:, np.newaxis] + dilation * np.arange(places)).ravel()
   axis = x.shape.rank - 2
   if x.shape[-1] > 1:
     cut = tf.gather(x, at, axis=axis)
-  else:  # TensorFlow copies single numbers one at a time, and rows at once.
+  else:  # TensorFlow copies rows at once, but single numbers one at a time.
     rows = tf.gather(tf.transpose(x, [axis, *range(axis), axis + 1]), at)
     cut = tf.transpose(rows, [*range(1, axis + 1), 0, axis + 1])
   return tf.reshape(cut, [-1, *x.shape[1:axis], size, places * x.shape[-1]])
@@ -186,7 +174,7 @@ def _joined(x: tf.Tensor, places: int, stride: int, dilation: int, size: int) ->
 def factor(
     layer: compat.Layer, inputs: tf.Tensor, cotangents: tf.Tensor,
     shape: Tuple[int, ...]) -> Convolution:
-  """The `Convolution` of a layer's inputs and cotangents, channels last."""
+  """Returns the `Convolution` of a layer's inputs and cotangents, channels last."""
   if None in inputs.shape[1:].as_list():
     raise registry.Unsupported(
         f'Layer {layer.name!r} must get inputs of a fixed size. Received: '
@@ -203,15 +191,15 @@ def factor(
       _fitted(inputs, pads), cotangents, shape, tuple(layer.strides), tuple(layer.dilation_rate))
 
 
-def _fitted(x: tf.Tensor, more: Any) -> tf.Tensor:
-  """[n, *spatial, channels] with `more` = [before, after] zeros, or fewer, along each axis."""
+def _fitted(x: tf.Tensor, more: Sequence[Sequence[int]]) -> tf.Tensor:
+  """Adds `more` = [before, after] zeros along each spatial axis of x, or cuts where negative."""
   if np.min(more) < 0:
     x = x[(slice(None),) + tuple(slice(0, size + min(after, 0))
                                  for size, (_, after) in zip(x.shape[1:-1], more))]
   more = np.maximum(more, 0)
   if not np.any(more):
     return x
-  # Channels join the last axis: padding few of them by themselves is slow.
+  # Channels join the last axis, because padding beside a short axis is slow.
   *others, last = x.shape[1:-1]
   channels = x.shape[-1]
   pads = np.concatenate([[[0, 0]], more[:-1], channels * more[-1:]])
@@ -220,7 +208,7 @@ def _fitted(x: tf.Tensor, more: Any) -> tf.Tensor:
 
 
 def channels_last(layer: compat.Layer, x: tf.Tensor) -> tf.Tensor:
-  """[n, *spatial, channels], float32 at least."""
+  """Returns x as [n, *spatial, channels], float32 at least."""
   x = tf.cast(x, trees.wide(x.dtype))
   if layer.data_format == 'channels_first':
     x = tf.transpose(x, [0] + list(range(2, x.shape.rank)) + [1])
@@ -247,7 +235,7 @@ def convolution(
   else:
     part = shape[:-1] + (shape[-1] // layer.groups,)
     yield layer.kernel, factors.explicit(tf.concat([
-        factor(layer, x, e, part).explicit().gradient()
+        factor(layer, x, e, part).gradient()
         for x, e in zip(tf.split(inputs, layer.groups, -1), tf.split(cotangents, layer.groups, -1))
     ], -1))
   yield from _bias(layer, cotangents)
@@ -258,14 +246,14 @@ def convolution(
     tap=registry.at_activation, why=why)
 def transposed_convolution(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """A convolution's gradient, in which inputs and cotangents have changed places."""
+  """Yields a convolution's factor, with inputs and cotangents exchanged."""
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   yield layer.kernel, factor(layer, cotangents, inputs, tuple(layer.kernel.shape))
   yield from _bias(layer, cotangents)
 
 
 def _depthwise(convolved: Convolution, cotangents: tf.Tensor) -> factors.Explicit:
-  """A depthwise kernel [*places, channels, multiplier]."""
+  """Returns the factor of a depthwise kernel [*places, channels, multiplier]."""
   shape = convolved.shape
   cotangents = tf.reshape(cotangents, [-1, int(np.prod(cotangents.shape[1:-1]))] + list(shape[-2:]))
   products = [tf.einsum('ntc,ntcm->ncm', dense.sequence(window), cotangents)
@@ -287,7 +275,7 @@ def depthwise_convolution(
     layers.SeparableConv1D, layers.SeparableConv2D, tap=registry.at_activation, why=why)
 def separable_convolution(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """A depthwise convolution, then a matrix at every point."""
+  """Yields the factors of a depthwise convolution and of a matrix at every point."""
   inputs, cotangents = channels_last(layer, call.inputs), channels_last(layer, cotangents)
   depthwise, pointwise = layer.depthwise_kernel, layer.pointwise_kernel
   shape = tuple(depthwise.shape)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense, EinsumDense and what is made of them, as attention: a product with labelled axes."""
+"""Dense, EinsumDense and layers made of them, such as attention: products with labelled axes."""
 
 import string
 from typing import List, Optional, Tuple
@@ -14,7 +14,7 @@ from tfdp_adaptive.clipping.layers import registry
 
 
 def sequence(x: tf.Tensor) -> tf.Tensor:
-  """[n, ..., d] as [n, T, d], floats as float32 at least."""
+  """Reshapes [n, ..., d] to [n, T, d], floats as float32 at least."""
   x = tf.cast(x, trees.wide(x.dtype)) if x.dtype.is_floating else x
   if x.shape.rank == 2:
     return x[:, tf.newaxis]
@@ -25,7 +25,7 @@ def sequence(x: tf.Tensor) -> tf.Tensor:
 
 
 def summed_to(cotangents: tf.Tensor, shape: Tuple[int, ...]) -> factors.Explicit:
-  """The factor of a variable of `shape` that is broadcast and added."""
+  """Returns the factor of a variable of `shape` that is broadcast and added."""
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   offset = cotangents.shape.rank - len(shape)
   axes = [i for i in range(1, cotangents.shape.rank) if i < offset or shape[i - offset] == 1]
@@ -39,7 +39,7 @@ def lora_scale(layer: compat.Layer) -> Optional[float]:
 
 
 def quantized(layer: compat.Layer) -> str:
-  """Why a quantized layer has no rule; integers do not train, and need no factor."""
+  """Returns why a quantized layer has no rule. Integer weights do not train and need no factor."""
   mode = getattr(layer, 'quantization_mode', None)
   return 'its scales follow the data' if mode == 'float8' else ''
 
@@ -55,6 +55,8 @@ def _why_einsum(layer: compat.Layer) -> str:
   inputs, kernel = left.split(',')
   if inputs[0] != outputs[0] or inputs[0] in kernel:
     return 'the first axis is not the batch'
+  if lora_scale(layer) is not None and kernel[-1] not in outputs:
+    return 'LoRA along an axis that is summed'
   return quantized(layer)
 
 
@@ -65,7 +67,7 @@ def einsum_dense(
 
 
 def labels(equation: str, rank: int) -> Tuple[str, str, str]:
-  """`(inputs, kernel, outputs)` with the ellipsis spelled out."""
+  """Returns the labels `(inputs, kernel, outputs)`, with letters in place of the ellipsis."""
   left, outputs = equation.replace(' ', '').split('->')
   inputs, kernel = left.split(',')
   if '...' in inputs:
@@ -78,7 +80,7 @@ def labels(equation: str, rank: int) -> Tuple[str, str, str]:
 def _product(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor, left: str, kernel: str,
     right: str) -> registry.Factors:
-  """The factors of a layer that multiplies by its kernel, by the labels of all axes."""
+  """Yields the factors of a layer that multiplies by its kernel, by the labels of all axes."""
   inputs, cotangents = (tf.cast(x, trees.wide(x.dtype)) for x in (call.inputs, cotangents))
   scale = lora_scale(layer)
   if scale is None and not getattr(layer, 'quantization_mode', None):
@@ -96,36 +98,25 @@ def _lora(
   a, b = wide(layer.lora_kernel_a), wide(layer.lora_kernel_b)
   last, rank = kernel[-1], next(c for c in string.ascii_letters if c not in left + kernel + right)
   short = kernel[:-1] + rank
+  mapped = right.replace(last, rank)
+  yield layer.lora_kernel_a, _factor(
+      inputs, left, tf.einsum(f'{right},{rank}{last}->{mapped}', cotangents, b), mapped,
+      short, layer.lora_kernel_a.shape)
   steps = ''.join(c for c in left if c in right and c not in kernel)
-  others = lambda side: ''.join(c for c in kernel[:-1] if c in side)
-  if last in right:
-    mapped = right.replace(last, rank)
-    yield layer.lora_kernel_a, _factor(
-        inputs, left, tf.einsum(f'{right},{rank}{last}->{mapped}', cotangents, b), mapped,
-        short, layer.lora_kernel_a.shape)
-    mapped = steps + others(right) + rank
-    yield layer.lora_kernel_b, _factor(
-        tf.einsum(f'{left},{short}->{mapped}', inputs, a), mapped, cotangents, right,
-        rank + last, layer.lora_kernel_b.shape)
-  else:
-    mapped = left.replace(last, rank)
-    yield layer.lora_kernel_a, _factor(
-        tf.einsum(f'{left},{rank}{last}->{mapped}', inputs, b), mapped, cotangents, right,
-        short, layer.lora_kernel_a.shape)
-    mapped = steps + others(left) + rank
-    yield layer.lora_kernel_b, _factor(
-        inputs, left, tf.einsum(f'{right},{short}->{mapped}', cotangents, a), mapped,
-        rank + last, layer.lora_kernel_b.shape)
+  mapped = steps + ''.join(c for c in kernel[:-1] if c in right) + rank
+  yield layer.lora_kernel_b, _factor(
+      tf.einsum(f'{left},{short}->{mapped}', inputs, a), mapped, cotangents, right,
+      rank + last, layer.lora_kernel_b.shape)
 
 
 def _factor(
     inputs: tf.Tensor, left: str, cotangents: tf.Tensor, right: str, kernel: str,
     shape: Tuple[int, ...]) -> protocol.Factor:
-  """The factor of `kernel` in the product `left,kernel->right`, by its labels."""
+  """Returns the factor of `kernel` in the product `left,kernel->right`, by its labels."""
   shape = tuple(shape)
   steps = [c for c in left if c in right and c not in kernel]
   rows, columns = ([c for c in kernel if c in side] for side in (left, right))
-  if set(rows) & set(columns):  # A matrix of its own for every index they share.
+  if set(rows) & set(columns):  # There is a matrix for each index of a shared axis.
     return factors.explicit(tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, cotangents))
   axes = tuple(kernel.index(c) for c in rows + columns)
   return factors.Outer(
@@ -134,7 +125,7 @@ def _factor(
 
 
 def _matrix(x: tf.Tensor, names: str, steps: List[str], features: List[str]) -> tf.Tensor:
-  """[n, T, d]: axes `steps` joined, then `features` joined, others summed."""
+  """Reshapes x to [n, T, d]: axes `steps` joined, then `features` joined, others summed."""
   wanted = ''.join(steps + features)
   if names != wanted:
     x = tf.einsum(f'{names}->{wanted}', x)
@@ -148,7 +139,7 @@ def _matrix(x: tf.Tensor, names: str, steps: List[str], features: List[str]) -> 
 
 
 def times(x: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
-  """x [..., d] times a matrix [d, p], as a product of two matrices."""
+  """Multiplies x [..., d] by a matrix [d, p], as a product of two matrices."""
   if x.shape.rank == 2:
     return tf.matmul(x, matrix)
   sizes = tf.concat([tf.shape(x)[:-1], matrix.shape[1:]], 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embedding: rows of a table, which a softmax may share."""
+"""Embeddings, whose table a softmax may share."""
 
 import tensorflow as tf
 

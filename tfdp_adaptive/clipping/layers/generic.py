@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any other layer: its own gradients, one example at a time.
+"""Clips any other layer by its own gradients, one example at a time.
 
-The layer is run again for each example alone, so it must be a deterministic
-function of its inputs and variables. Dropout layers inside it are: what they
-multiply by is drawn once, and kept for the second run.
+The layer is run again for each example alone, so it must be a deterministic function of its inputs
+and variables. Dropout layers inside are allowed: their random factors are saved for the second run.
 """
 
 import contextlib
 import re
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Callable, Iterator, List
 
 import tensorflow as tf
 
@@ -18,7 +17,7 @@ from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping.layers import registry
 
-# Operations that draw numbers, or change something that outlives the call.
+# Operations that draw random numbers or have side effects.
 _UNREPEATABLE = re.compile(
     'Random|Multinomial|PyFunc|^Rng|^Assign|^Stateful(?!PartitionedCall)|ResourceScatter')
 
@@ -28,27 +27,21 @@ _DROPOUT = tuple(getattr(compat.keras.layers, name) for name in (
     'Dropout', 'SpatialDropout1D', 'SpatialDropout2D', 'SpatialDropout3D', 'GaussianDropout'))
 
 
-def is_opaque(layer: compat.Layer) -> bool:
-  """Whether the layers inside are called in a loop, out of sight."""
-  return isinstance(layer, compat.keras.layers.RNN)
-
-
 def tap(
-    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
-    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
-  """Taps the outputs, and records the factors of dropout layers inside."""
-  factors_drawn = []
+    layer: compat.Layer, function: Callable[..., trees.Tree], call: registry.Call,
+    tape: tf.GradientTape) -> registry.Call:
+  """Taps the outputs, and saves the random factors of dropout layers inside."""
+  saved = []
 
-  def draw(inputs: tf.Tensor, original: Callable[..., Any]) -> tf.Tensor:
-    drawn = original(tf.ones_like(inputs))
-    factors_drawn.append(drawn)
-    return _dropped(inputs, drawn)
+  def draw(inputs: tf.Tensor, original: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    saved.append(original(tf.ones_like(inputs)))
+    return _dropped(inputs, saved[-1])
 
   with _dropout(layer, draw):
-    outputs = function(*args, **kwargs)
+    outputs = function(*call.args, **call.kwargs)
   taps = _floats(outputs)
   tape.watch(taps)
-  return outputs, taps, factors_drawn
+  return call._replace(outputs=outputs, taps=taps, saved=saved)
 
 
 def gradients(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
@@ -60,7 +53,7 @@ def gradients(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
   batched = [t for t, each in zip(flat, call.batched) if each]
   reached: List[bool] = []
 
-  def example(inputs: Any) -> List[tf.Tensor]:
+  def example(inputs: trees.Tree) -> List[tf.Tensor]:
     own, drawn, cotangent = inputs
     own, drawn = iter(own), iter(drawn)
     args, kwargs = tf.nest.pack_sequence_as(arguments, [
@@ -80,14 +73,14 @@ def gradients(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
 
   by_variable = _each(example, (batched, call.saved, cotangents), layer)
   for variable, gradient, is_reached in zip(trained, by_variable, reached):
-    yield variable, factors.explicit(tf.ensure_shape(
+    yield variable, factors.explicit(tf.ensure_shape(  # type: ignore[misc]
         gradient, [None] + list(variable.shape))) if is_reached else None
 
 
 KIND = registry.Kind(gradients, tap, whole=True)
 
 
-def _floats(outputs: Any) -> List[tf.Tensor]:
+def _floats(outputs: trees.Tree) -> List[tf.Tensor]:
   return [t for t in registry.tensors(outputs) if t.dtype.is_floating]
 
 
@@ -98,11 +91,11 @@ def _dropped(inputs: tf.Tensor, drawn: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterator[None]:
-  """Has `stand_in(inputs, original call)` in place of every dropout layer's call."""
+  """Replaces the call of every dropout layer inside by `stand_in(inputs, original call)`."""
   inside = {id(one): one for one in layer._flatten_layers() if type(one) in _DROPOUT}
 
-  def wrapper(original: Callable[..., Any]) -> Callable[..., tf.Tensor]:
-    def call(inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
+  def wrapper(original: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    def call(inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
       return stand_in(inputs, lambda x: original(x, *args, **kwargs))
     return compat.unconverted(call)
 
@@ -112,7 +105,9 @@ def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterato
     yield
 
 
-def _each(function: Callable[..., Any], records: Any, layer: compat.Layer) -> List[tf.Tensor]:
+def _each(
+    function: Callable[..., List[tf.Tensor]], records: trees.Tree,
+    layer: compat.Layer) -> List[tf.Tensor]:
   concrete = mapping.traced(function, records)
   operations = mapping.operations(concrete)
   for operation in operations:
@@ -121,7 +116,7 @@ def _each(function: Callable[..., Any], records: Any, layer: compat.Layer) -> Li
           f'Layer {layer.name!r} ({type(layer).__name__}) must be deterministic to be clipped '
           f'by itself. Received: operation {operation}. Register the layer, or use '
           f'{registry.WHOLE}.')
-  # Filters' gradients are vectorized by a loop; inside of another that takes long to trace.
+  # TensorFlow vectorizes gradients of filters by a loop. Nested loops take long to trace.
   nested = any('While' in name for name in operations) and any(
       'BackpropFilter' in name for name in operations)
   if compat.vectorizes_safely(operations) and not nested:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles KerasHub's own layers. Imported on demand, so KerasHub is not required.
 
-All others of its models are made of Keras layers, which have files of their own.
+All other layers of its models are Keras layers.
 """
 
 import sys
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import normalization
 from tfdp_adaptive.clipping.layers import registry
 
-# Module of a model -> (class, name of its scale, what the scale is without effect).
+# Module of a model -> (class, name of its scale, scale without effect).
 _NORMALIZATIONS = {
     'gemma.rms_normalization': ('RMSNormalization', 'scale', 0.0),
     'llama.llama_layernorm': ('LlamaLayerNorm', 'scale', 1.0),
@@ -32,7 +32,7 @@ _NORMALIZATIONS = {
 
 def _register(
     module: str, name: str, **kwargs: Any) -> Callable[[registry.Gradients], registry.Gradients]:
-  """`registry.register` for a class that this version may not have."""
+  """Calls `registry.register` for a class that this version may not have."""
   layer_class = getattr(sys.modules.get(f'keras_hub.src.{module}'), name, None)
   return (lambda gradients: gradients) if layer_class is None else registry.register(
       layer_class, **kwargs)
@@ -42,18 +42,14 @@ for _module, (_name, _scale, _neutral) in _NORMALIZATIONS.items():
   _register(f'models.{_module}', _name)(normalization.scaled(_scale, **{_scale: _neutral}))
 
 
-def _argument(call: registry.Call, position: int, name: str, default: Any = None) -> Any:
-  return call.args[position] if len(call.args) > position else call.kwargs.get(name, default)
-
-
 @_register('layers.modeling.position_embedding', 'PositionEmbedding')
 def position_embedding(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """Rows of a table from `start_index` on, or at given `positions`."""
+  """Yields the rows of a table from `start_index` on, or at given `positions`."""
   table, cotangents = layer.position_embeddings, dense.sequence(cotangents)
-  positions = _argument(call, 2, 'positions')
+  positions = call.argument(2, 'positions')
   if positions is None:
-    start, length = _argument(call, 1, 'start_index', 0), tf.shape(cotangents)[1]
+    start, length = call.argument(1, 'start_index', 0), tf.shape(cotangents)[1]
     rest = table.shape[0] - start - length
     whole = tf.pad(cotangents, [[0, 0], [start, rest], [0, 0]])
     yield table, factors.explicit(tf.ensure_shape(whole, [None, *table.shape]))
@@ -65,10 +61,10 @@ def position_embedding(
 @_register('layers.modeling.masked_lm_head', 'MaskedLMHead', tap=registry.at_activation)
 def masked_lm_head(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """Returns nothing for the layers inside, such as the table: they have entries of their own."""
+  """Yields nothing for the layers inside, such as the table: they have entries of their own."""
   flat = dense.sequence(cotangents)
   if layer.token_embedding is None:
-    places = _argument(call, 1, 'mask_positions')
+    places = call.argument(1, 'mask_positions')
     inputs = tf.gather(call.inputs, tf.cast(places, tf.int32), batch_dims=1)
     inputs = layer._intermediate_layer_norm(layer._intermediate_dense(inputs))
     yield layer._kernel, factors.Outer(
@@ -77,38 +73,34 @@ def masked_lm_head(
 
 
 def _at_bias(
-    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
-    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+    layer: compat.Layer, function: Callable[..., trees.Tree], call: registry.Call,
+    tape: tf.GradientTape) -> registry.Call:
   """Taps the bias by relative position, a copy for each example."""
   taps, compute = [], layer.compute_bias
 
-  def tapped(*positions: Any, **more: Any) -> tf.Tensor:
+  def tapped(*positions: trees.Tree, **more: trees.Tree) -> tf.Tensor:
     bias = compute(*positions, **more)
-    bias = tf.tile(bias, [tf.shape(args[0])[0]] + [1] * (bias.shape.rank - 1))
-    bias.set_shape([args[0].shape[0]] + bias.shape[1:].as_list())
+    bias = tf.tile(bias, [tf.shape(call.inputs)[0]] + [1] * (bias.shape.rank - 1))
+    bias.set_shape([call.inputs.shape[0]] + bias.shape[1:].as_list())
     tape.watch(bias)
     taps.append((bias, positions, more))
     return bias
 
   with registry.swapped(layer, compute_bias=tapped):
-    outputs = function(*args, **kwargs)
+    outputs = function(*call.args, **call.kwargs)
   if len(taps) != 1:
     raise registry.Unsupported(
         f'Layer {layer.name!r} must compute its bias by relative position when it is called. '
         f'Received: a call that did so {len(taps)} times. Use {registry.WHOLE}.')
   (bias, *where), = taps
-  return outputs, bias, where
-
-
-def _no_bias(layer: compat.Layer) -> str:
-  return '' if layer.use_relative_attention_bias else 'no bias of its own'
+  return call._replace(outputs=outputs, taps=bias, saved=where)
 
 
 @_register('models.t5.t5_multi_head_attention', 'T5MultiHeadAttention', tap=_at_bias,
-           why=_no_bias)
+           why=lambda layer: '' if layer.use_relative_attention_bias else 'no bias of its own')
 def t5_attention(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """A number per bucket of relative positions and head; the projections are `Dense`."""
+  """Yields a number per bucket of relative positions and head; the projections are `Dense`."""
   positions, more = call.saved
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   table = layer.relative_attention_bias
@@ -121,7 +113,7 @@ def t5_attention(
 @_register('models.vit.vit_layers', 'ViTPatchingAndEmbedding', whole=True)
 def vit_embedding(
     layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  """A class token and patches, with a table of positions that no example has for itself."""
+  """Yields the class token, the patches, and the table of positions that all examples share."""
   cotangents = dense.sequence(cotangents)
   positions = layer.position_embedding.embeddings
   yield positions, factors.explicit(cotangents)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that scale and shift what they computed, or scores: a vector per example."""
+"""Layers that scale and shift their results or scores by a vector."""
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Callable
 
 import tensorflow as tf
 
@@ -14,18 +14,18 @@ from tfdp_adaptive.clipping.layers import registry
 layers = compat.keras.layers
 
 
-def _normalized(layer: compat.Layer, call: registry.Call, **without: Any) -> tf.Tensor:
+def _normalized(layer: compat.Layer, call: registry.Call, **without: object) -> tf.Tensor:
   """Returns the scale and shift of a layer, from its own code with attributes replaced.
 
-  This repeats the operations of the layer's call. TensorFlow computes them only once.
+  This repeats the operations of the layer's call, which TensorFlow computes only once.
   """
   with registry.swapped(layer, **without):
     outputs = type(layer).call(layer, *call.args, **call.kwargs)
   return tf.cast(outputs, trees.wide(outputs.dtype))
 
 
-def scaled(scale: str, shift: str = '', /, **without: Any) -> registry.Gradients:
-  """The gradients of layers that scale, and may shift, what they computed.
+def scaled(scale: str, shift: str = '', /, **without: object) -> registry.Gradients:
+  """Returns the `gradients` of layers that scale, and may shift, their result.
 
   Args:
     scale: Name of the layer's scale, which may be None.
@@ -65,19 +65,19 @@ def prelu(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> re
 
 
 def _at_scale(
-    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
-    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+    layer: compat.Layer, function: Callable[..., trees.Tree], call: registry.Call,
+    tape: tf.GradientTape) -> registry.Call:
   """Taps the scale, repeated per example, whose gradients are per-example gradients."""
   if layer.scale is None:
-    return registry.at_output(layer, function, tape, args, kwargs)
-  query = args[0][0]
+    return registry.at_output(layer, function, call, tape)
+  query = call.inputs[0]
   scale = tf.cast(tf.convert_to_tensor(layer.scale), query.dtype)
   one = [1, 1] if scale.shape.rank == 0 else [1, 1, *scale.shape]  # Beside queries and values.
   scales = tf.broadcast_to(tf.reshape(scale, [1, *one]), [tf.shape(query)[0], *one])
   tape.watch(scales)
   with registry.swapped(layer, scale=scales):
-    outputs = function(*args, **kwargs)
-  return outputs, scales, ()
+    outputs = function(*call.args, **call.kwargs)
+  return call._replace(outputs=outputs, taps=scales)
 
 
 @registry.register(

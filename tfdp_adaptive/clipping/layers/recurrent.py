@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers along time: LSTM, GRU and SimpleRNN; and TimeDistributed.
 
-The layer's own loop gives the result; a second one, with the products by the
-input kernel taken out of it, gives the derivatives: it is what the tape sees, and
-its tap is the sequence of pre-activations. The recurrent kernel's factors are the
-states before each step and the same cotangents.
+The layer's own loop gives the result. A second loop gives the derivatives: the tape records it, and
+its tap is the sequence of pre-activations, because the products by the input kernel are taken out
+of the loop. The recurrent kernel's factors are the states before each step and the same cotangents.
 """
 
-import contextlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -19,27 +18,30 @@ from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
 layers = compat.keras.layers
+States = Tuple[tf.Tensor, ...]
+Masks = Optional[List[tf.Tensor]]  # Dropout masks: one for all gates, one for each, or none.
+_Step = Callable[[tf.Tensor, States], Tuple[States, States]]  # (x, states) -> (states, others).
 
 
 class _Weights:
   """A cell's variables in its compute dtype, and its dropout masks of this call."""
 
-  def __init__(self, cell: compat.Layer, x: tf.Tensor, state: Any, training: Any) -> None:
+  def __init__(self, cell: compat.Layer, x: tf.Tensor, state: tf.Tensor, training: bool) -> None:
     cast = lambda v: tf.cast(tf.convert_to_tensor(v), x.dtype)
     self.kernel, self.recurrent = cast(cell.kernel), cast(cell.recurrent_kernel)
     self.bias = None if cell.bias is None else cast(cell.bias)
     self.units = cell.units
     self.gates = self.kernel.shape[1] // cell.units
-    self.inputs = self.states = None
+    self.inputs: Masks = None
+    self.states: Masks = None
     if training:
       self.inputs = _masks(cell, x[:, 0], cell.dropout, self.gates, training)
       self.states = _masks(cell, state, cell.recurrent_dropout, self.gates, training)
 
 
 def _masks(
-    cell: compat.Layer, like: tf.Tensor, rate: float, gates: int,
-    training: Any) -> Optional[List[tf.Tensor]]:
-  """[n, width] dropout masks: one for all gates, or one for each; None without dropout."""
+    cell: compat.Layer, like: tf.Tensor, rate: float, gates: int, training: bool) -> Masks:
+  """Returns [n, width] dropout masks."""
   if not 0 < rate < 1:
     return None
   per_gate = getattr(cell, 'implementation', 2) == 1 and gates > 1
@@ -47,8 +49,8 @@ def _masks(
           for _ in range(gates if per_gate else 1)]
 
 
-def _product(x: tf.Tensor, matrix: tf.Tensor, masks: Any) -> tf.Tensor:
-  """`x @ matrix`, the columns of each gate with a mask of their own."""
+def _product(x: tf.Tensor, matrix: tf.Tensor, masks: Masks) -> tf.Tensor:
+  """Returns `x @ matrix`, the columns of each gate with a mask of their own."""
   if masks is None:
     return dense.times(x, matrix)
   if len(masks) == 1:
@@ -57,7 +59,8 @@ def _product(x: tf.Tensor, matrix: tf.Tensor, masks: Any) -> tf.Tensor:
                     for mask, part in zip(masks, tf.split(matrix, len(masks), 1))], -1)
 
 
-def _lstm(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> Tuple[Any, Any]:
+def _lstm(
+    cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: States) -> Tuple[States, States]:
   h, c = states
   i, f, g, o = tf.split(x + _product(h, weights.recurrent, weights.states), 4, -1)
   gate = cell.recurrent_activation
@@ -66,7 +69,8 @@ def _lstm(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> T
   return (h, c), ()
 
 
-def _gru(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> Tuple[Any, Any]:
+def _gru(
+    cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: States) -> Tuple[States, States]:
   h, = states
   gate, units = cell.recurrent_activation, weights.units
   x_z, x_r, x_h = tf.split(x, 3, -1)
@@ -87,7 +91,8 @@ def _gru(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> Tu
   return (h,), (r,)
 
 
-def _simple(cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: Any) -> Tuple[Any, Any]:
+def _simple(
+    cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: States) -> Tuple[States, States]:
   h, = states
   z = x + _product(h, weights.recurrent, weights.states)
   return (z if cell.activation is None else cell.activation(z),), ()
@@ -97,45 +102,32 @@ _STEPS = {layers.LSTMCell: _lstm, layers.GRUCell: _gru, layers.SimpleRNNCell: _s
 
 
 def _scan(
-    step: Callable[..., Any], x: tf.Tensor, states: Any,
-    mask: Optional[tf.Tensor]) -> Tuple[Any, ...]:
+    step: _Step, x: tf.Tensor, states: States,
+    mask: Optional[tf.Tensor]) -> Tuple[tf.Tensor, States, States]:
   """Runs `step` along the first axis of x [T, n, p].
 
   Returns:
-    Outputs [T, n, units] as Keras masks them, states [T, n, units] of the first
-    kind after each step, what else the step yields, and the last states.
+    Outputs [T, n, units] as Keras masks them; states [T, n, units] after each step; and other
+    results of the steps.
   """
-  length = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
-  array = lambda t: tf.TensorArray(t.dtype, length, element_shape=t.shape)
-  x_array = array(x[0]).unstack(x)
-  mask_array = None if mask is None else array(mask[0]).unstack(mask)
-  output = tf.zeros_like(states[0])
-  extras = step(x[0], states)[1]
-  arrays = tuple(array(t) for t in (output, states[0]) + tuple(extras))
+  def advance(before: Tuple[States, tf.Tensor, States], inputs: States) -> Any:
+    states, output, _ = before
+    new, extras = step(inputs[0], states)
+    if mask is None:
+      return new, new[0], extras
+    keep = inputs[1]
+    output = tf.where(keep, new[0], output)
+    return tuple(tf.where(keep, a, b) for a, b in zip(new, states)), output, extras
 
-  def body(t: tf.Tensor, states: Any, output: tf.Tensor, arrays: Any) -> Tuple[Any, ...]:
-    new, extras = step(x_array.read(t), states)
-    if mask_array is None:
-      output = new[0]
-    else:
-      keep = mask_array.read(t)
-      output = tf.where(keep, new[0], output)
-      new = tuple(tf.where(keep, a, b) for a, b in zip(new, states))
-    values = (output, new[0]) + tuple(extras)
-    return t + 1, new, output, tuple(a.write(t, v) for a, v in zip(arrays, values))
-
-  _, states, _, arrays = tf.while_loop(
-      lambda t, *_: t < length, body, (tf.constant(0), tuple(states), output, arrays),
-      maximum_iterations=length)
-  outputs, after, *extras = [a.stack() for a in arrays]
-  return outputs, after, extras, states
+  start = states, tf.zeros_like(states[0]), step(x[0], states)[1]
+  after, outputs, extras = tf.scan(advance, (x,) if mask is None else (x, mask), start)
+  return outputs, after, extras
 
 
-def _arguments(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any, Any]:
-  """`(x, mask, training, initial state or None)` of a call."""
-  inputs = args[0] if args else kwargs.get('sequences', kwargs.get('inputs'))
-  names = compat.RECURRENT_ARGUMENTS
-  given = dict(zip(names, args[1:]), **{k: v for k, v in kwargs.items() if k in names})
+def _arguments(call: registry.Call) -> Tuple[Any, Any, Any, Any]:
+  """Returns `(x, mask, training, initial state or None)`."""
+  inputs = call.argument(0, 'sequences', call.kwargs.get('inputs'))
+  given = {**dict(zip(compat.RECURRENT_ARGUMENTS, call.args[1:])), **call.kwargs}
   state, mask = given.get('initial_state'), given.get('mask')
   if isinstance(inputs, (list, tuple)):
     inputs, state = inputs[0], list(inputs[1:]) or state
@@ -147,11 +139,11 @@ def _arguments(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Any, Any,
 
 
 def tap(
-    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
-    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
-  """Runs the layer unseen and its shadow, whose derivatives stand for the layer's."""
+    layer: compat.Layer, function: Callable[..., trees.Tree], call: registry.Call,
+    tape: tf.GradientTape) -> registry.Call:
+  """Runs the layer unrecorded, and its shadow, whose derivatives replace those of the layer."""
   cell = layer.cell
-  x, mask, training, states = _arguments(args, kwargs)
+  x, mask, training, states = _arguments(call)
   if tf.is_tensor(training):
     raise registry.Unsupported(f'`training` of layer {layer.name!r} must be a Python bool. '
                                f'Received: training={training}.')
@@ -162,11 +154,12 @@ def tap(
     for state in states:
       state.set_shape([x.shape[0], None])
   weights = _Weights(cell, x, states[0], training)
-  unseen = tf.nest.map_structure(
+  args, kwargs = tf.nest.map_structure(
       lambda t: tf.stop_gradient(t) if tf.is_tensor(t) and t.dtype.is_floating else t,
-      (args, kwargs))
-  with _with_masks(layer, weights):
-    outputs = function(*unseen[0], **unseen[1])
+      (call.args, call.kwargs))
+  with registry.swapped(layer, **_getters(weights, sequence=True)), registry.swapped(
+      cell, **_getters(weights, sequence=False)):
+    outputs = function(*args, **kwargs)
 
   flow = tf.transpose(x, [1, 0, 2])
   if mask is not None:
@@ -179,35 +172,31 @@ def tap(
   tape.watch(before)
   step = lambda x, s: _STEPS[type(cell)](cell, weights, x, s)
   start = tuple(tf.cast(s, x.dtype) for s in states)
-  shadow, after, extras, last = _scan(step, before, start, mask)
+  shadow, after, extras = _scan(step, before, start, mask)
   final = shadow[-1]
   if mask is not None and getattr(layer, 'zero_output_for_mask', False):
     shadow = tf.where(mask, shadow, tf.zeros_like(shadow))
     final = shadow[-1]
   shadows = [tf.transpose(shadow, [1, 0, 2]) if layer.return_sequences else final]
   if layer.return_state:
-    shadows += list(last)
+    shadows += [states[-1] for states in after]
   flat = [_graft(own, shadow) for own, shadow in zip(tf.nest.flatten(outputs), shadows)]
-  previous = tf.concat([tf.cast(states[0], x.dtype)[tf.newaxis], after[:-1]], 0)
-  return tf.nest.pack_sequence_as(outputs, flat), before, (flow, previous, extras, weights)
+  previous = tf.concat([start[0][tf.newaxis], after[0][:-1]], 0)
+  return call._replace(outputs=tf.nest.pack_sequence_as(outputs, flat), taps=before,
+                       saved=(flow, previous, extras, weights))
 
 
 @tf.custom_gradient
 def _graft(value: tf.Tensor, shadow: tf.Tensor) -> Any:
-  """`value`, differentiated as `shadow`."""
+  """Returns `value`, differentiated as `shadow`."""
   return tf.identity(value), lambda e: (None, tf.cast(e, shadow.dtype))
 
 
-@contextlib.contextmanager
-def _with_masks(layer: compat.Layer, weights: _Weights) -> Iterator[None]:
-  """Gives the layer the dropout masks of its shadow."""
-  with contextlib.ExitStack() as stack:
-    for owner in (layer, layer.cell):
-      stack.enter_context(registry.swapped(owner, **dict(
-          compat.recurrent_mask_getter(name, masks, owner is layer)
-          for name, masks in (('dropout', weights.inputs), ('recurrent_dropout', weights.states))
-          if masks is not None)))
-    yield
+def _getters(weights: _Weights, sequence: bool) -> Dict[str, Callable[..., Any]]:
+  """Returns methods that give a layer or its cell the dropout masks of the shadow."""
+  kinds = ('dropout', weights.inputs), ('recurrent_dropout', weights.states)
+  return dict(compat.recurrent_mask_getter(name, masks, sequence)
+              for name, masks in kinds if masks is not None)
 
 
 def _why(layer: compat.Layer) -> str:
@@ -228,7 +217,7 @@ def recurrent(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
   yield cell.kernel, _outer([wide(flow)], cotangents, weights.inputs, cell.kernel)
   inner, before = cotangents, [wide(previous)]
   if extras and cell.reset_after:
-    # The reset gate lies between the product and its cotangent.
+    # The reset gate multiplies the product, so it also multiplies the cotangent.
     z, r, h = tf.split(cotangents, 3, -1)
     inner = tf.concat([z, r, h * wide(extras[0])], -1)
   elif extras:  # The candidate's product takes `reset * state`.
@@ -242,30 +231,21 @@ def recurrent(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -
 
 
 def _outer(
-    inputs: Sequence[tf.Tensor], cotangents: tf.Tensor, masks: Any,
+    inputs: Sequence[tf.Tensor], cotangents: tf.Tensor, masks: Masks,
     variable: compat.Variable) -> factors.Outer:
-  """The factor of a product whose inputs were masked; both are of all gates, or one for each."""
+  """Returns the factor of a product with masked inputs: for all gates at once, or one each."""
   if masks:
     masks = [tf.cast(mask, cotangents.dtype)[:, tf.newaxis] for mask in masks]
-    gates = max(len(inputs), len(masks))
+    count = max(len(inputs), len(masks))
     inputs = [x * mask for x, mask in zip(
-        [*inputs] * (gates // len(inputs)), masks * (gates // len(masks)))]
-  if len(inputs) == 1:
-    return factors.Outer(inputs[0], cotangents, tuple(variable.shape))
-  return _by_gate(inputs, cotangents, variable)
+        [*inputs] * (count // len(inputs)), masks * (count // len(masks)))]
+  if len(inputs) > 1:  # Each gate's product becomes more steps, whose other cotangents are zero.
+    gates = np.repeat(np.eye(len(inputs)), cotangents.shape[2] // len(inputs), 1)
+    cotangents = tf.concat([cotangents * tf.constant(gate, cotangents.dtype) for gate in gates], 1)
+  return factors.Outer(tf.concat(inputs, 1), cotangents, tuple(variable.shape))
 
 
-def _by_gate(
-    inputs: Sequence[tf.Tensor], cotangents: Any, variable: compat.Variable) -> factors.Outer:
-  """The factor of one product per gate, as steps that reach that gate alone."""
-  parts = tf.split(cotangents, len(inputs), -1)
-  cotangents = [
-      tf.concat([part if i == j else tf.zeros_like(part) for j, part in enumerate(parts)], -1)
-      for i in range(len(inputs))]
-  return factors.Outer(tf.concat(inputs, 1), tf.concat(cotangents, 1), tuple(variable.shape))
-
-
-if compat.TIME_DISTRIBUTED_FOLDS:  # Keras 2 joins steps with the batch; Keras 3 has a call a step.
+if compat.TIME_DISTRIBUTED_FOLDS:  # Keras 2 joins steps with the batch. Keras 3 calls every step.
 
   @registry.register(layers.TimeDistributed, folds=True)
   def time_distributed(

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of layers that the book-keeping engine supports.
 
-A layer is known by its class, or by a class above it from which it inherits all that
-computes; a subclass that overrides more may compute something else. What is not known
-goes through `generic`, one example at a time.
+A layer is known by its class, or by a base class from which it inherits all of its computation. A
+subclass that overrides more may compute something else. Other layers go through `generic`, one
+example at a time.
 
     @registry.register(MyScale)
     def my_scale(layer, call, cotangents):
       yield layer.gamma, factors.explicit(tf.reduce_sum(cotangents * call.inputs, axis=1))
 
-The function gets the layer, one recorded call (`inputs`, its first argument;
-`args`; `kwargs`; `outputs`) and the gradients of the loss by the tap, shaped like
-it; it yields a factor per trainable variable of the layer. Examples lie along the
-first axis of everything, and no example may look at another.
+The function gets the layer, one recorded `Call` and the gradients of the loss with respect to the
+call's taps, shaped like them. It yields a factor per trainable variable of the layer. Examples lie
+along the first axis of everything, and no example may depend on another.
 """
+
+from __future__ import annotations
 
 import contextlib
 import importlib
@@ -22,8 +23,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import protocol
 
-# How an error names the way out, where a model can be clipped as a whole.
+# Part of an error: how to clip a model as a whole instead.
 WHOLE = "performance=tfdp.Performance('materialized')"
 
 
@@ -32,49 +35,82 @@ class Unsupported(ValueError):
 
 
 class Call(NamedTuple):
-  """A recorded call of a layer."""
+  """A recorded call of a layer.
 
-  args: Tuple[Any, ...]
-  kwargs: dict
-  outputs: Any  # Outputs of the layer.
-  saved: Any = ()  # Values that the `tap` of a kind of layers keeps.
-  batched: Tuple[bool, ...] = ()  # Per flat argument: is the batch its first axis?
-  times: Any = 1  # Rows of the first axis per record (users, TimeDistributed).
+  Attributes:
+    args: Arguments of the call.
+    kwargs: Keyword arguments of the call.
+    outputs: Outputs of the layer.
+    taps: Nest of the tensors whose gradients the factors need; a tape watches them.
+    saved: Values that the `tap` of the layer's kind saves for its `gradients`.
+    batched: For each flat argument, whether the batch is its first axis.
+    times: Rows of the first axis per record (users, TimeDistributed).
+    owner: The layer with its kind.
+  """
+
+  args: Tuple[trees.Tree, ...]
+  kwargs: Dict[str, trees.Tree]
+  outputs: trees.Tree = None
+  taps: trees.Tree = ()
+  saved: Any = ()
+  batched: Tuple[bool, ...] = ()
+  times: Any = 1
+  owner: Owner = None  # type: ignore[assignment]
 
   @property
-  def inputs(self) -> Any:
+  def inputs(self) -> trees.Tree:
     return self.args[0]
 
+  def argument(self, position: int, name: str, default: trees.Tree = None) -> trees.Tree:
+    """Returns an argument that may be positional or a keyword."""
+    return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
 
-Factors = Iterable[Tuple[compat.Variable, Any]]  # Variables, and the `Factor` of each.
-Gradients = Callable[..., Factors]  # `(layer, Call, cotangents of its taps) -> Factors`.
+  def of_rows(self, rows: int) -> Call:
+    """Returns the call with `batched`, where the batch has as many rows as nothing else."""
+    return self._replace(batched=tuple(
+        bool(tf.is_tensor(t) and t.shape.rank and t.shape[0] == rows)
+        for t in tf.nest.flatten((self.args, self.kwargs))))
+
+
+Factors = Iterable[Tuple[compat.Variable, protocol.Factor]]
+# `(layer, call, gradients by its taps) -> ` the factor of each variable.
+Gradients = Callable[[compat.Layer, Call, Any], Factors]
+# `(layer, function, call, tape) -> call` with outputs, taps and what is saved.
+Tap = Callable[[compat.Layer, Callable[..., trees.Tree], Call, tf.GradientTape], Call]
 
 
 class Kind(NamedTuple):
   """The engine's treatment of a class of layers.
 
   Attributes:
-    gradients: `(layer, call, cotangents) -> (variable, factor), ...`.
-    tap: `(layer, function, tape, args, kwargs) -> (outputs, taps, saved)`: runs the
-      layer's own `function(*args, **kwargs)`, and names the tensors whose
-      gradients it needs, after `tape.watch(tensor)`. The result must be the function's.
+    gradients: Yields `(variable, factor)` for each trainable variable; see `Gradients`.
+    tap: Runs the layer's own `function(*call.args, **call.kwargs)`, whose result it must not
+      change, and calls `tape.watch` on the taps; see `Tap`.
     whole: Whether `gradients` covers all variables of the layers inside, too.
-    why: `layer -> str`: why this instance must go through `generic`, or ''.
+    why: `layer -> ` the reason why this instance must go through `generic`, or ''.
     folds: Whether the layer joins the first two axes of its input before it calls
       the layers inside (TimeDistributed on Keras 2).
   """
 
   gradients: Gradients
-  tap: Callable[..., Any]
+  tap: Tap
   whole: bool = False
-  why: Callable[[Any], str] = lambda layer: ''
+  why: Callable[[compat.Layer], str] = lambda layer: ''
   folds: bool = False
 
 
-_KINDS: Dict[type, Any] = {}
-# Libraries whose layers have a file of their own here, read when one of them is met.
+class Owner(NamedTuple):
+  """A layer that owns trainable variables, and its kind."""
+
+  layer: compat.Layer
+  kind: Kind
+  variables: Tuple[compat.Variable, ...]  # Trainable variables that `kind.gradients` covers.
+
+
+_KINDS: Dict[type, Kind] = {}
+# Libraries whose layers have a file here, imported when one of their layers is found.
 _LIBRARIES = {'keras_hub': 'tfdp_adaptive.clipping.layers.keras_hub'}
-# Attributes that a subclass may define without changing what it computes from its weights.
+# Attributes that a subclass may define without changing its computation.
 _HARMLESS = {
     '__init__', '__module__', '__qualname__', '__doc__', '__annotations__', '__firstlineno__',
     '__static_attributes__', '__abstractmethods__', '_abc_impl', '_api_export_path',
@@ -83,28 +119,29 @@ _HARMLESS = {
 
 
 def at_output(
-    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
-    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+    layer: compat.Layer, function: Callable[..., trees.Tree], call: Call,
+    tape: tf.GradientTape) -> Call:
   """Taps the layer's output."""
   del layer
-  outputs = function(*args, **kwargs)
+  outputs = function(*call.args, **call.kwargs)
   watched = tensors(outputs)
   tape.watch(watched)
-  return outputs, outputs if len(watched) == len(tf.nest.flatten(outputs)) else watched, ()
+  complete = len(watched) == len(tf.nest.flatten(outputs))
+  return call._replace(outputs=outputs, taps=outputs if complete else watched)
 
 
-def tensors(nest: Any) -> List[tf.Tensor]:
+def tensors(nest: trees.Tree) -> List[tf.Tensor]:
   """Returns the flat tensors of a layer's output, which may contain None."""
   return [t for t in tf.nest.flatten(nest) if tf.is_tensor(t)]
 
 
 def at_activation(
-    layer: compat.Layer, function: Callable[..., Any], tape: tf.GradientTape, args: Tuple[Any, ...],
-    kwargs: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+    layer: compat.Layer, function: Callable[..., trees.Tree], call: Call,
+    tape: tf.GradientTape) -> Call:
   """Taps the input of the layer's `activation`."""
   taps, activation = [], layer.activation
   if activation is None:
-    return at_output(layer, function, tape, args, kwargs)
+    return at_output(layer, function, call, tape)
 
   def tapped(x: tf.Tensor) -> tf.Tensor:
     tape.watch(x)
@@ -112,13 +149,13 @@ def at_activation(
     return activation(x)
 
   with swapped(layer, activation=tapped):
-    outputs = function(*args, **kwargs)
+    outputs = function(*call.args, **call.kwargs)
   tap, = taps
-  return outputs, tap, ()
+  return call._replace(outputs=outputs, taps=tap)
 
 
 @contextlib.contextmanager
-def swapped(owner: Any, **attributes: Any) -> Iterator[None]:
+def swapped(owner: object, **attributes: object) -> Iterator[None]:
   """Replaces attributes of an object in a `with` block, and restores them afterwards."""
   own = vars(owner)
   before = {name: own[name] for name in attributes if name in own}
@@ -132,7 +169,7 @@ def swapped(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 def register(
-    *classes: type, tap: Callable[..., Tuple[Any, Any, Any]] = at_output, whole: bool = False,
+    *classes: type, tap: Tap = at_output, whole: bool = False,
     why: Callable[[compat.Layer], str] = lambda layer: '',
     folds: bool = False) -> Callable[[Gradients], Gradients]:
   """Decorates the `gradients` function of layers of exactly these `classes`."""
@@ -146,7 +183,7 @@ def register(
 
 
 def why_unknown(layer: compat.Layer) -> str:
-  """Why `find` has no kind for a layer that has one of its own."""
+  """Returns why `find` has no kind for a layer."""
   kind = _kind(type(layer))
   if kind is None:
     return f'{type(layer).__name__} is not registered, see tfdp.clipping.register'
