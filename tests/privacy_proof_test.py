@@ -54,8 +54,8 @@ _RECORD_CALLS = {'project_record', 'record_gradients', 'layered_gradients', 'jac
                  'engine', 'choose', 'sum_records', 'scaled_norm', 'preprocess_record',
                  'batch_jacobian'}
 # Made-up examples and data sets, sketches of public data, plans: no record, no release.
-_NOT_OF_A_RUN = ('advice.', 'audit.', 'examples.multi_worker.', 'examples.showcases.',
-                 'rules.subspaces.',
+_NOT_OF_A_RUN = ('advice.', 'audit.', 'examples.multi_worker.', 'examples.recipes.',
+                 'examples.showcases.', 'rules.subspaces.',
                  'independence.independence.', 'independence.probes.', 'independence.validation.',
                  'keras.first_step.')
 
