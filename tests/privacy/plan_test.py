@@ -265,7 +265,8 @@ def test_no_test_of_a_gaussian_is_better_than_the_bound(mu):
   epsilon = cost.gaussian_epsilon(1 / mu, 1e-5)
   assert meaning.gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, rel=1e-9)
   for rate in (1e-4, 0.01, 0.5):
-    bound = meaning.true_positive_rate(delta_of, epsilon, rate)
+    bound = meaning.bound([(fraction * epsilon, delta_of(fraction * epsilon))
+                           for fraction in meaning.FRACTIONS], rate)
     assert meaning.gaussian_true_positive_rate(mu, rate) <= bound <= 1
 
 

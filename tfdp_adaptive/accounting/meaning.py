@@ -2,7 +2,7 @@
 """Computes how well the best attacker can detect a record, given epsilon and delta."""
 
 import math
-from typing import Callable, Iterable, Tuple
+from typing import Iterable, Tuple
 
 from scipy import optimize
 from scipy import special
@@ -13,25 +13,16 @@ from tfdp_adaptive.accounting import cost
 FRACTIONS = (1.0, 0.6, 0.35)  # Fractions of epsilon at which the privacy curve is evaluated.
 
 
-def true_positive_rate(
-    delta_of: Callable[[float], float], epsilon: float, false_positive_rate: float = 0.01
-) -> float:
-  """Returns the largest share of participants that any test detects, at a false-positive rate.
+def bound(profile: Iterable[Tuple[float, float]], false_positive_rate: float) -> float:
+  """Returns the largest fraction of participants that any test detects at a false-positive rate.
 
   (epsilon, delta) bounds it by `e^epsilon a + delta` and by `1 - e^-epsilon (1 - a - delta)`
-  (Kairouz et al., arXiv 1311.0776, Theorem 2.1), at every point of the curve.
+  (Kairouz et al., arXiv 1311.0776, Theorem 2.1), at every point of the privacy curve.
 
   Args:
-    delta_of: The function from epsilon to delta.
-    epsilon: The curve is evaluated near this epsilon. Any value gives a bound.
-    false_positive_rate: a, the share of others that the test reports as participants.
+    profile: Points (epsilon, delta) of the curve. Any of them give a bound.
+    false_positive_rate: a, the fraction of others that the test reports as participants.
   """
-  return bound([(fraction * epsilon, delta_of(fraction * epsilon)) for fraction in FRACTIONS
-                if math.isfinite(epsilon)], false_positive_rate)
-
-
-def bound(profile: Iterable[Tuple[float, float]], false_positive_rate: float) -> float:
-  """Returns the same for the points (epsilon, delta) of a privacy curve."""
   checks.probability(false_positive_rate=false_positive_rate)
   least = 1.0
   for epsilon, delta in profile:
@@ -43,7 +34,7 @@ def bound(profile: Iterable[Tuple[float, float]], false_positive_rate: float) ->
 def gaussian_mu(epsilon: float, delta: float) -> float:
   """Returns mu of the single Gaussian mechanism that has this epsilon at this delta.
 
-  Its `true_positive_rate` is `Phi(mu + Phi^-1(false_positive_rate))`.
+  Its true-positive rate is `Phi(mu + Phi^-1(false_positive_rate))`.
   """
   checks.probability(delta=delta)
   checks.not_negative(epsilon=epsilon)

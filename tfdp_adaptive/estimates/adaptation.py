@@ -144,7 +144,8 @@ def _moments(
 
 
 def _set_moments(
-    layer: Any, records: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> None:
+    layer: 'compat.keras.layers.Normalization', records: np.ndarray, mean: np.ndarray,
+    variance: np.ndarray) -> None:
   if not layer.built:
     layer.build((None, records.shape[1]))
   if tuple(np.shape(layer.adapt_mean)) != mean.shape:

@@ -24,8 +24,8 @@ from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _LARGEST = 1e100  # Coefficient of C; beyond, C^-1 is no use, and squares overflow.
-_LONG = 1 << 14  # Steps from which on a design has a single, shorter search.
-_WORK = 80_000  # Coefficients of C^-1 times iterations of a design of many steps.
+_LONG = 1 << 14  # Steps from which on a design has fewer iterations.
+_WORK = 20_000  # Coefficients of C^-1 times iterations of a design of many steps.
 _SETTLED = 1e-20  # Momentum below this fraction of its start counts as zero.
 
 
@@ -85,11 +85,8 @@ class BandedInverse(_KnownInverse):
       d = self._power()
       if self.method == 'optimal':
         # Majorants make kinks, along which it crawls: thousands of iterations would gain 0.3%.
-        starts, most = (40, 1000)
-        if self.steps > _LONG:
-          starts, most = 1, min(300, _WORK // self.inverse_bands + 1)
-        d = _differences(toeplitz.minimize(
-            self._loss, np.cumsum(d)[1:], starts=starts, maxiter=most))
+        most = min(1000, _WORK // self.inverse_bands) if self.steps > _LONG else 1000
+        d = _differences(toeplitz.minimize(self._loss, np.cumsum(d)[1:], maxiter=most))
     norm = np.linalg.norm(toeplitz.reciprocal(np.asarray(d), self.steps))
     return {'inverse_coefficients': np.asarray(d) * norm}
 

@@ -78,16 +78,6 @@ class BLT(families.ToeplitzMechanism):
     """[buffers] theta of C, in (0, 1), decreasing."""
     return self.arrays['decays']
 
-  @property
-  def inverse_weights(self) -> np.ndarray:
-    """[buffers] of C^-1: `C^-1_0 = 1 / c_0`, `C^-1_j = sum_i inverse_weights phi^(j-1) / c_0`."""
-    return blt_design.invert(self.weights, self.decays)[0]
-
-  @property
-  def inverse_decays(self) -> np.ndarray:
-    """[buffers] phi, the decays of C^-1; they interlace with those of C."""
-    return blt_design.invert(self.weights, self.decays)[1]
-
   def shapes(self) -> Dict[str, Tuple[int, ...]]:
     return {'output_scale': (), 'weights': (self.buffers,), 'decays': (self.buffers,)}
 
@@ -103,7 +93,7 @@ class BLT(families.ToeplitzMechanism):
 
   def _say(self) -> None:
     if self._given is None and self.buffers and not self.workload.is_toeplitz and (
-        not blt_design.looks(self.buffers, self.steps)):
+        not blt_design.evaluations(self.buffers, self.steps)):
       scheduled.warn(f'BLT(buffers={self.buffers}, steps={self.steps})')
 
   def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:

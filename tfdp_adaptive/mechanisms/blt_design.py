@@ -14,10 +14,11 @@ cancellation; gradients are complex steps, exact to rounding.
 
 import functools
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Tuple
 
 import numpy as np
 from scipy import linalg
+import tqdm
 
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import scheduled
@@ -26,8 +27,8 @@ from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _STEP = 1e-100  # Step of the complex derivative.
-_WORK = 12 * 10**6  # Steps times squared buffers times looks at the error under a schedule.
-_FEWEST = 10  # Looks that are worth it.
+_WORK = 12 * 10**6  # Steps times squared buffers times evaluations under a schedule.
+_FEWEST, _MOST = 10, 300  # Iterations that are worth it, and that gain anything.
 _GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.
 _EXACT = 32  # First terms of a long sum, summed one by one.
 _NODES = 16  # Per panel; panels double in length.
@@ -38,32 +39,31 @@ def optimal(
     name: str) -> Tuple[np.ndarray, np.ndarray]:
   """Returns `(weights, decays)` of least error times sensitivity; both [buffers].
 
-  For a schedule, whose errors take O(T): from the best ones of a constant rate, with as many
-  looks as take seconds; none where these are too few to gain anything.
+  For a schedule, whose errors take O(T), the search starts from the best numbers of a constant
+  rate. It has as many evaluations as take seconds, or none if these are too few to gain anything.
   """
   if not buffers:
     return np.zeros(0), np.zeros(0)
   k = sensitivity_lib.most_participations(steps, min_sep, k)
   problem = steps, objective, min_sep, k
   with progress.bar(name) as bar:
-    starts = _starts(buffers, steps, min_sep if k > 1 else steps)
-    p = _minimum(starts, workload_lib.Workload(workload.momentum), problem, bar)
-    if not workload.is_toeplitz and looks(buffers, steps):
-      p = _minimum([p], workload, problem, bar, looks(buffers, steps))
+    p = _minimum(_start(buffers, steps), workload_lib.Workload(workload.momentum), problem, bar)
+    if not workload.is_toeplitz and evaluations(buffers, steps):
+      p = _minimum(p, workload, problem, bar, evaluations(buffers, steps))
   pair = _Pair(p)
   return pair.weights, pair.decays
 
 
-def looks(buffers: int, steps: int) -> int:
+def evaluations(buffers: int, steps: int) -> int:
   """Returns how many evaluations under a schedule fit into seconds; 0 if too few."""
   count = _WORK // (steps * max(buffers, 1)**2)
   return count if count >= _FEWEST else 0
 
 
 def _minimum(
-    starts: Sequence[np.ndarray], workload: workload_lib.Workload,
-    problem: Tuple[int, str, int, int], bar: Any, most: Optional[int] = None) -> np.ndarray:
-  """Returns the best variables found from some; after `most` evaluations of one attempt."""
+    start: np.ndarray, workload: workload_lib.Workload, problem: Tuple[int, str, int, int],
+    bar: tqdm.tqdm, most: int = _MOST) -> np.ndarray:
+  """Returns the best variables that are found from some in at most so many iterations."""
   steps, objective, min_sep, k = problem
 
   def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
@@ -71,27 +71,19 @@ def _minimum(
     value = _log_loss(_Pair(points), steps, workload, objective, min_sep, k)
     return value[0].real, value.imag / _STEP
 
-  best = math.inf, np.zeros(0)
-  size = len(starts[0])
-  bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (size - 1)
-  for start in starts:
-    # Valleys are flat where a buffer more than needed hardly counts.
-    p = toeplitz.minimize(loss, start, bounds=bounds, maxiter=min(most or 300, 300), ftol=1e-13,
-                          starts=1 if most else 40, callback=lambda _: bar.update())
-    value = loss(p)[0]
-    if value < best[0]:
-      best = value, p
-  return best[1]
+  bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (len(start) - 1)
+  # Valleys are flat where a buffer more than needed hardly counts.
+  return toeplitz.minimize(
+      loss, start, bounds=bounds, maxiter=min(most, _MOST), ftol=1e-13,
+      callback=lambda _: bar.update())
 
 
-def _starts(buffers: int, steps: int, period: int) -> List[np.ndarray]:
+def _start(buffers: int, steps: int) -> np.ndarray:
   """Returns logits evenly from the slowest decay worth having to the fastest."""
-  starts = []
-  for first, last in ((steps / 3, -0.5), (steps, 0.7), (period / 2, -1.5)):
-    first = max(math.log(first), last + 1)
-    gap = (first - last) / (2 * buffers - 1)
-    starts.append(np.array([first] + [math.log(gap)] * (2 * buffers - 1)))
-  return starts if period < steps else starts[:2]
+  last = -0.5
+  first = max(math.log(steps / 3), last + 1)
+  gap = (first - last) / (2 * buffers - 1)
+  return np.array([first] + [math.log(gap)] * (2 * buffers - 1))
 
 
 class _Pair:

@@ -73,7 +73,7 @@ def optimal(
   start /= np.linalg.norm(start, axis=0)
   x = matrix(toeplitz.minimize(
       loss, np.concatenate([np.zeros(n), (start.T @ start)[i, j]]), ftol=1e-8 * tolerance,
-      maxcor=10, starts=1, maxiter=most, callback=callback))[0]
+      maxcor=10, maxiter=most, callback=callback))[0]
   solved = linalg.solve(x, a.T, assume_a='pos')
   error = math.sqrt(float(np.sum(a.T * solved)) / n)
   v = np.where(place[:, None] == place, solved @ solved.T, 0.0)

@@ -59,7 +59,7 @@ def optimal(
   with progress.bar(name) as bar:
     # A longer memory of so many variables would cost more than it saves.
     x = gram(toeplitz.minimize(
-        loss, of_rows(start)[1:][fits], ftol=ftol, maxcor=10, starts=1,
+        loss, of_rows(start)[1:][fits], ftol=ftol, maxcor=10,
         maxiter=evaluations(bands, n) if tolerance is None else _MOST,
         callback=lambda _: bar.update()))
   return factor(x)

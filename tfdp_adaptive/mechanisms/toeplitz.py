@@ -194,14 +194,12 @@ def _minimum(start: np.ndarray, error: Loss) -> np.ndarray:
 
 def minimize(
     loss: Loss, start: np.ndarray, *, bounds: Optional[Sequence[Tuple[float, float]]] = None,
-    maxiter: int = 1000, ftol: float = 1e-15, maxcor: int = 30, starts: int = 40,
-    callback: Optional[Callable[..., Any]] = None) -> np.ndarray:
-  """Minimizes by L-BFGS-B with restarts. A `loss` of inf marks points outside the domain.
+    maxiter: int = 1000, ftol: float = 1e-15, maxcor: int = 30,
+    callback: Optional[Callable[[np.ndarray], object]] = None) -> np.ndarray:
+  """Minimizes by L-BFGS-B. A `loss` of inf marks points outside the domain.
 
-  The line search may step out of it (an unstable C^-1). It is answered with a
-  finite bowl around the best point so far: an infinite value with a zero
-  gradient makes SciPy stop there, or stall. The first step of every start has
-  length one in the variables, so restarts without gain are tried in finer units.
+  The line search may step out of it (an unstable C^-1). It is answered with a finite bowl around
+  the best point so far: an infinite value with a zero gradient makes SciPy stop there, or stall.
   """
   best: List[Any] = [math.inf, np.array(start, np.float64)]
   if not best[1].size:
@@ -219,22 +217,10 @@ def minimize(
 
   if not math.isfinite(guarded(best[1])[0]):
     raise ValueError('The starting point of a design must have a finite error.')
-  unit = 1.0
-
-  def scaled(y: np.ndarray) -> Tuple[float, np.ndarray]:
-    value, gradient = guarded(y * unit)
-    return value, gradient * unit
-
-  for _ in range(starts):
-    before = best[0]
-    with matrices.one_thread():
-      optimize.minimize(scaled, best[1] / unit, jac=True, method='L-BFGS-B', callback=callback,
-                        bounds=bounds and [(l / unit, u / unit) for l, u in bounds],
-                        options={'maxcor': maxcor, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
-    if before - best[0] < 1e-12:
-      if unit < 1e-3:
-        break
-      unit *= 0.03
+  with matrices.one_thread():
+    optimize.minimize(
+        guarded, best[1], jac=True, method='L-BFGS-B', callback=callback, bounds=bounds,
+        options={'maxcor': maxcor, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
   return best[1]
 
 
