@@ -10,7 +10,6 @@ weight of y_u in theta_t, that of theta_t is `sum_jk d_j d_k sum_i a_t,i+j a_t,i
 p x p numbers are formed once.
 """
 
-import math
 from typing import Tuple
 import warnings
 
@@ -18,6 +17,7 @@ import numpy as np
 from scipy import signal
 
 from tfdp_adaptive import errors
+from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _NEGLIGIBLE = 1e-18
@@ -39,14 +39,13 @@ class Form:
   def __init__(
       self, workload: workload_lib.Workload, steps: int, bands: int, objective: str) -> None:
     self._objective = objective
-    if objective == 'mean':
-      forms = [_mean_form(workload, steps, bands)]
-    else:
-      last = steps - 1
+    last = steps - 1
+    weights = [np.full(steps, 1 / steps)]
+    if objective != 'mean':
       nodes = [last] if objective == 'last' else sorted(
           {round(t) for t in np.linspace(0, last, min(steps, _NODES))})
-      forms = [_form_of_step(workload, t, bands) for t in nodes]
-    self._forms = np.stack(forms)
+      weights = [np.arange(t + 1) == t for t in nodes]
+    self._forms = np.stack([_form(workload, bands, one) for one in weights])
 
   def __call__(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
     """Returns `(value, gradient)`, [p]."""
@@ -55,44 +54,25 @@ class Form:
     return value, 2 * weights @ rows
 
 
-def _mean_form(workload: workload_lib.Workload, steps: int, bands: int) -> np.ndarray:
-  """Returns the form [p, p] of the mean over all steps.
+def _form(workload: workload_lib.Workload, bands: int, weights: np.ndarray) -> np.ndarray:
+  """Returns the form [p, p] of the mean over steps with these weights.
 
   `g_m[u] = sum_t w_t a_tu a_t,u+m` follows from `a_tu = r_u + beta a_t,u+1` diagonal by diagonal.
   """
+  steps = len(weights)
   rates, beta = workload.rates(steps), workload.momentum
-  left = np.arange(steps, 0, -1) / steps  # Weight of the steps from u on.
+  left = np.cumsum(weights[::-1])[::-1]  # Weight of the steps from u on.
   h = _backwards(rates * left, beta)  # sum_t w_t a_tu
   later = np.append(h[1:], 0.0)
   g = _backwards(rates**2 * left + 2 * beta * rates * later, beta**2)
   form = np.zeros([bands, bands])
-  for m in range(bands):
+  for m in range(min(bands, steps)):
     if m:
       g = rates[:steps - m] * h[m:] + beta * g[1:]
-    _fill(form, m, g)
+    places = np.arange(bands - m)
+    sums = matrices.resized(np.cumsum(g[::-1])[::-1], bands - m)  # sum_{u>=j} g_m[u]
+    form[places, places + m] = form[places + m, places] = sums
   return form
-
-
-def _form_of_step(workload: workload_lib.Workload, step: int, bands: int) -> np.ndarray:
-  """Returns the form [p, p] of one step."""
-  a = _backwards(workload.rates(step + 1), workload.momentum)
-  size = 1 << (2 * len(a) - 1).bit_length()
-  power = np.abs(np.fft.rfft(a, size))**2
-  sums = np.fft.irfft(power, size)[:bands]  # sum_u a_u a_u+m
-  form = np.zeros([bands, bands])
-  for m in range(min(bands, len(a))):
-    _fill(form, m, a[:len(a) - m][:bands] * a[m:][:bands], sums[m])
-  return form
-
-
-def _fill(form: np.ndarray, m: int, products: np.ndarray, total: float = math.nan) -> None:
-  """Writes diagonal m, `sum_{u>=j} products_u`. First products do if their total is known."""
-  places = np.arange(len(form) - m)
-  total = products.sum() if math.isnan(total) else total
-  before = np.append(0.0, np.cumsum(products[:len(form)]))
-  rest = total - before[np.minimum(places, len(before) - 1)]
-  rest[len(products):] = 0
-  form[places, places + m] = form[places + m, places] = rest
 
 
 def _backwards(x: np.ndarray, decay: float) -> np.ndarray:
