@@ -14,7 +14,7 @@ cancellation; gradients are complex steps, exact to rounding.
 
 import functools
 import math
-from typing import Tuple
+from typing import List, Sequence, Tuple
 
 import numpy as np
 from scipy import linalg
@@ -47,9 +47,10 @@ def optimal(
   k = sensitivity_lib.most_participations(steps, min_sep, k)
   problem = steps, objective, min_sep, k
   with progress.bar(name) as bar:
-    p = _minimum(_start(buffers, steps), workload_lib.Workload(workload.momentum), problem, bar)
+    starts = _starts(buffers, steps, min_sep if k > 1 else steps)
+    p = _minimum(starts, workload_lib.Workload(workload.momentum), problem, bar)
     if not workload.is_toeplitz and evaluations(buffers, steps):
-      p = _minimum(p, workload, problem, bar, evaluations(buffers, steps))
+      p = _minimum([p], workload, problem, bar, evaluations(buffers, steps))
   pair = _Pair(p)
   return pair.weights, pair.decays
 
@@ -61,9 +62,9 @@ def evaluations(buffers: int, steps: int) -> int:
 
 
 def _minimum(
-    start: np.ndarray, workload: workload_lib.Workload, problem: Tuple[int, str, int, int],
-    bar: tqdm.tqdm, most: int = _MOST) -> np.ndarray:
-  """Returns the best variables that are found from some in at most so many iterations."""
+    starts: Sequence[np.ndarray], workload: workload_lib.Workload,
+    problem: Tuple[int, str, int, int], bar: tqdm.tqdm, most: int = _MOST) -> np.ndarray:
+  """Returns the best variables that are found from some, in at most so many iterations each."""
   steps, objective, min_sep, k = problem
 
   def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
@@ -71,19 +72,22 @@ def _minimum(
     value = _log_loss(_Pair(points), steps, workload, objective, min_sep, k)
     return value[0].real, value.imag / _STEP
 
-  bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (len(start) - 1)
+  bounds = [(-3.0, math.log(1e4 * steps))] + [_GAPS] * (len(starts[0]) - 1)
   # Valleys are flat where a buffer more than needed hardly counts.
-  return toeplitz.minimize(
+  found = [toeplitz.minimize(
       loss, start, bounds=bounds, maxiter=min(most, _MOST), ftol=1e-13,
-      callback=lambda _: bar.update())
+      callback=lambda _: bar.update()) for start in starts]
+  return min(found, key=lambda p: loss(p)[0])
 
 
-def _start(buffers: int, steps: int) -> np.ndarray:
+def _starts(buffers: int, steps: int, period: int) -> List[np.ndarray]:
   """Returns logits evenly from the slowest decay worth having to the fastest."""
-  last = -0.5
-  first = max(math.log(steps / 3), last + 1)
-  gap = (first - last) / (2 * buffers - 1)
-  return np.array([first] + [math.log(gap)] * (2 * buffers - 1))
+  starts = []
+  for first, last in ((steps / 3, -0.5), (steps, 0.7), (period / 2, -1.5)):
+    first = max(math.log(first), last + 1)
+    gap = (first - last) / (2 * buffers - 1)
+    starts.append(np.array([first] + [math.log(gap)] * (2 * buffers - 1)))
+  return starts if period < steps else starts[:2]
 
 
 class _Pair:
