@@ -214,7 +214,7 @@ class Composition:
       total = 0.0
       for step, weight in zip(self._steps, weights):
         low = np.floor(step.loss / interval) * interval
-        upper = _upper_share(step.loss - low, interval)
+        upper = _upper_fraction(step.loss - low, interval)
         with np.errstate(over='ignore'):
           gain = (1 - upper) * np.expm1(theta * (low - step.loss)) + upper * np.expm1(
               theta * (low + interval - step.loss))
@@ -302,7 +302,7 @@ def _one_step(
     largest = max(largest, float(np.abs(pair.extent(log_mass)).max()))
     for index, loss, mass in pair.cells(interval, log_mass):
       lower = index * interval
-      upper = _upper_share(loss - lower, interval)
+      upper = _upper_fraction(loss - lower, interval)
       logarithm = np.log(np.maximum(mass * weight, 1e-300))
       tilted = np.exp(logarithm + theta * lower - reference)
       # Exponentials of large numbers, and sums of many, are off by as many units.
@@ -319,8 +319,8 @@ def _one_step(
   return result / total, reference + math.log(total), beyond, largest, off
 
 
-def _upper_share(above: np.ndarray, interval: float) -> np.ndarray:
-  """Returns the share of a mass, `above` the lower grid point, that moves up to the next."""
+def _upper_fraction(above: np.ndarray, interval: float) -> np.ndarray:
+  """Returns the fraction of a mass, `above` the lower grid point, that moves up to the next."""
   return np.clip(np.expm1(-above) / math.expm1(-interval), 0.0, 1.0)
 
 

@@ -19,10 +19,10 @@ def delta(noise_multiplier: float, target_epsilon: float) -> float:
   second = target_epsilon + special.log_ndtr(-mu / 2 - target_epsilon / mu)
   if first == -math.inf:
     return 0.0
-  share = -math.expm1(min(0.0, second - first))
-  # The logarithms are exact to a few units, of which `share` sees the difference.
+  fraction = -math.expm1(min(0.0, second - first))
+  # The logarithms are exact to a few units, of which `fraction` sees the difference.
   rounding = 8 * np.finfo(np.float64).eps * (1 + abs(first) + mu + abs(target_epsilon))
-  return float(min(1.0, math.exp(first) * (share * (1 + rounding) + rounding)))
+  return float(min(1.0, math.exp(first) * (fraction * (1 + rounding) + rounding)))
 
 
 def epsilon(noise_multiplier: float, target_delta: float) -> float:

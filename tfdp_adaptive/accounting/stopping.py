@@ -7,9 +7,9 @@ larger for K looks. What holds instead:
 
   * the planned total, epsilon of all planned steps at delta: it covers every earlier step, and
     needs nothing;
-  * at K looks that were fixed beforehand, shares of delta (a union bound over the looks): each
+  * at K looks that were fixed beforehand, fractions of delta (a union bound over the looks): each
     look has epsilon at delta / K. Looks whose claim is the total share one claim, with the
-    sum of their shares.
+    sum of their fractions.
 
 The smaller of two claims must not be taken afterwards: their deltas would add up.
 """
@@ -62,7 +62,7 @@ class Looks:
     Args:
       interval: Steps between looks, such as `steps_per_epoch`.
       plan: A `PrivacyPlan`.
-      total_from: The share of the plan's steps from which on the total is stated.
+      total_from: The fraction of the plan's steps from which on the total is stated.
     """
     checks.whole(interval=interval)
     steps = sorted({*range(interval, plan.steps, interval), plan.steps})
@@ -78,9 +78,9 @@ class Looks:
       stopped: Steps done; one of `steps`.
       accountant: 'pld' or 'rdp'.
     """
-    share, counted = self.claim(plan, stopped)
+    fraction, counted = self.claim(plan, stopped)
     return cost.epsilon(
-        cost.event(plan, counted), share * plan.target_delta, accountant, cost.relation(plan))
+        cost.event(plan, counted), fraction * plan.target_delta, accountant, cost.relation(plan))
 
   def next(self, done: int) -> int:
     """Returns the first look after so many steps, or at them."""
@@ -91,7 +91,7 @@ class Looks:
     return later[0]
 
   def claim(self, plan: terms_lib.Terms, stopped: int) -> Tuple[float, int]:
-    """Returns `(share of delta, steps)`: what may be claimed of a run that stopped after a look."""
+    """Returns `(fraction of delta, steps)`: the claim of a run that stopped after a look."""
     if stopped not in self.steps:
       raise ValueError('A run may stop after the looks that were fixed beforehand, at steps '
                        f'{self.steps}. Received: stopped={stopped}.')
