@@ -499,7 +499,7 @@ def test_which_callbacks_decide(tmp_path):
   for callback, named in (
       (keras.callbacks.ReduceLROnPlateau(monitor='val_loss'), 'learning rate by `val_loss`'),
       (keras.callbacks.ModelCheckpoint(str(tmp_path / 'a.keras'), save_best_only=True),
-       'which weights are kept')):
+       'which weights are saved')):
     with pytest.warns(tfdp.Caution, match=named):
       callbacks.before_fit(model, [callback])
     assert named in model.optimizer.statement()
