@@ -21,10 +21,15 @@ def load(path):
   return module
 
 
-def labels(printed):
-  """Returns the rows' names, without numbers that change and without the statement."""
-  return [re.split(r'  +|accuracy|area under|mean absolute|hidden items', line)[0].strip()
-          for line in printed.splitlines() if not line.startswith('Guarantee')]
+def kept(name):
+  return rows((RESULTS / f'{name}.txt').read_text(encoding='utf-8'))
+
+
+def rows(printed):
+  """Returns `{name of a row: its first number}` of what a recipe prints."""
+  found = re.findall(
+      r'^(.+?) +(?:accuracy|area under|mean absolute|hidden items)\D*(\d\.\d+)', printed, re.M)
+  return {name: float(number) for name, number in found}
 
 
 @pytest.mark.parametrize('path', RECIPES, ids=lambda path: path.stem)
@@ -38,24 +43,14 @@ def test_recipe_prints_the_rows_of_its_page(path, capsys):
     more = dict(data=(part(1_000), part(100)))
   load(path).main(quick=True, **more)
   printed = capsys.readouterr().out
-  assert labels(printed) == labels((RESULTS / f'{path.stem}.txt').read_text(encoding='utf-8'))
+  assert list(rows(printed)) == list(kept(path.stem))
   assert re.search(r'^Guarantee: \(\d\.\d+, 1e-0\d\)-differential privacy', printed, re.M)
-
-
-def numbers(name):
-  """Returns `{row: its first number}` of a recipe's results."""
-  found = {}
-  for line in (RESULTS / f'{name}.txt').read_text(encoding='utf-8').splitlines():
-    row = re.match(r'(.*?)  +\D*?(\d\.\d{3})', line)
-    if row:
-      found[row.group(1)] = float(row.group(2))
-  return found
 
 
 @pytest.mark.parametrize('path', RECIPES, ids=lambda path: path.stem)
 def test_private_training_is_worth_it(path):
   """What is kept on the pages: private results beat those of the public records alone."""
-  found = numbers(path.stem)
+  found = kept(path.stem)
   sign = -1 if path.stem == 'series' else 1  # Errors are small where they are good.
   public = [value for row, value in found.items() if 'public' in row]
   private = [value for row, value in found.items() if 'epsilon' in row]
