@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The privacy loss of one step, exactly: the pairs of distributions that dominate it.
 
-A pair (P, Q) is described on the line of one standard normal z, such that the
-loss `L(z) = log P/Q` grows with z. With m = sensitivity over noise, a = the
-sampling probability and `l(z) = log(1 - a + a exp(m z - m^2 / 2))`:
+A pair (P, Q) is described on the line of one standard normal z, such that `L(z) = log P/Q` grows
+with z. With m = sensitivity over noise, sampling rate a and l = log(1 - a + a e^(m z - m^2 / 2)):
 
     remove   P = (1 - a) N(0, 1) + a N(m, 1),  Q = N(0, 1)                       L = l(z)
     add      P = N(0, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)                      L = -l(-z)
@@ -201,9 +200,9 @@ class Listed(NamedTuple):
     return self.atoms(reach)[0][[0, -1]]
 
   def exponent(self, reach: float) -> float:
-    """See `Pair`. Rounding has changed a loss by at most 1e-9 of it."""
+    """See `Pair`."""
     del reach
-    return 3e5
+    return 3e5  # Rounding has changed a loss by at most 1e-9 of it.
 
   def cells(self, interval: float, reach: float) -> Iterator[Tuple[np.ndarray, ...]]:
     """See `Pair`."""
