@@ -49,6 +49,8 @@ SYNONYMS = {
     'choosing.md': 'which optimizer, hyperparameters, learning rate',
     'recipes.md': 'examples, tutorial, sample code, cookbook',
     'recipes/images.md': 'data augmentation, CNN, convolution, EMA, MNIST, CIFAR, computer vision',
+    'recipes/recommender.md': 'recommendation, collaborative filtering, ratings, matrix '
+                              'factorization',
     'recipes/series.md': 'time series, forecasting, LSTM, RNN, sliding windows',
     'recipes/table.md': 'tabular data, pandas, DataFrame, CSV, one-hot, NaN, imputation',
     'recipes/vae.md': 'synthetic data, generative model, GAN, autoencoder',
