@@ -156,7 +156,9 @@ def _commit(optimizer: compat.Optimizer) -> None:
   With several seeds, nothing tells from which of them a batch came, and nothing is noted.
   """
   found = _SEEDS.get(coefficients(optimizer.plan), set())
-  if len(found) != 1 or '' in found or tf.distribute.get_strategy().num_replicas_in_sync > 1:
+  if len(found) != 1 or '' in found or found <= optimizer.run.notes.keys():
+    return  # `fit` has noted it.
+  if tf.distribute.get_strategy().num_replicas_in_sync > 1:
     return
   with tf.init_scope():  # The step may be traced.
     if not optimizer.run.steps:
