@@ -170,8 +170,8 @@ def test_table_and_json():
     ((1,), lambda: layers.Embedding(50, 40), 1 + 40, 40),
     ((5,), lambda: layers.Embedding(50, 40), 5 + 5 * 40, 3 * 25),
     ((100,), lambda: layers.Embedding(50, 40), 100 + 100 * 40, 3 * 100 * 40),
-    # Copies of one window, and its Gram matrices of a single number.
-    ((6, 6, 3), lambda: layers.Conv2D(300, 6, use_bias=False), 108 + 300, 2 * 108)],
+    # One window is of rank one: copies of the window and of its output gradients, with squares.
+    ((6, 6, 3), lambda: layers.Conv2D(300, 6, use_bias=False), 108 + 300, 108 + 300)],
     ids=['rank one', 'explicit', 'gram', 'once', 'equal ids', 'merge', 'window'])
 def test_memory_is_what_is_held_and_formed(shape, layer, held, formed):
   model = sequential(keras.Input(shape), layer())
