@@ -200,7 +200,7 @@ class Protos:
 
   @functools.cached_property
   def _parse(self) -> Callable[[Sequence[bytes]], Dict[str, Any]]:
-    # Eager parsing prepares the features again for every user, which costs more than to parse.
+    # Traced once: an eager call prepares the features again.
     return tf.function(lambda rows: tf.io.parse_example(rows, self._features), autograph=False,
                        input_signature=[tf.TensorSpec([None], tf.string)])
 
