@@ -246,6 +246,7 @@ def test_memory_does_not_grow_with_the_data():
     (Records(lambda i: (X[i], Y[i]) if i < 1 else X[i]), 'elements of one structure'),
     (Records(lambda i: {'a' if i < 1 else 'b': X[i]}), 'elements of one structure'),
     (Records(lambda i: 1 if i < 1 else 1.5), 'elements of one dtype'),
+    ((np.ones([4, 2]), None), 'If an input is optional'),
     (Records(lambda i: object()), 'a part of type object'),
     (Records(lambda i: X[i], 0), 'no examples'),
     (Records(lambda i: X[i], N - 1), 'data with another number'),

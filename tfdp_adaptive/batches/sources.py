@@ -269,6 +269,9 @@ def _is_array(data: Data) -> bool:
 
 def _array(value: Data, axes: int = 1) -> np.ndarray:
   """Returns numbers or texts with at least so many axes; 0 of a part of one record."""
+  if value is None:
+    raise ValueError(f'{_NOT_ARRAYS}Received: None among its parts. If an input is optional, leave '
+                     'it out of the model, or give zeros or another value that means none.')
   try:
     array = np.asarray(value)
   except ValueError as error:
