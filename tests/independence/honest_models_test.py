@@ -147,6 +147,17 @@ def test_honest_models_pass_without_any_difference(name, monkeypatch):
     np.testing.assert_array_equal(old, variable)
 
 
+@pytest.mark.parametrize('seed', range(6))
+def test_integers_that_saturate_outputs(seed):
+  """Gradients of saturated outputs are rounding, which changes with the size of the batch."""
+  keras.utils.set_random_seed(seed)
+  inputs = [keras.Input([n], dtype='int64') for n in (100, 100, 10)]
+  x = layers.Dense(64, 'relu')(layers.Concatenate()([
+      layers.Lambda(lambda t: tf.cast(t, tf.float32))(t) for t in inputs]))
+  tfdp.validate_model(keras.Model(
+      inputs, [layers.Dense(1, 'sigmoid')(x), layers.Dense(3, 'softmax')(x)]))
+
+
 def test_longer_padding_that_changes_nothing_but_shapes():
   tfdp.validate_model(small.words(lambda ids: ids, True))
 

@@ -236,3 +236,19 @@ def test_models_without_weights_and_arguments_of_others_are_refused_in_words():
     model.fit(X, Y, batch_size=N, verbose=0)
   with pytest.raises(ValueError, match='`num_microbatches` cannot be used'):
     tfdp.DPAdam(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=N, num_microbatches=3)
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 2 has losses by order')
+def test_labels_in_order_for_outputs_by_name():
+  inputs = keras.Input([4])
+  outputs = {name: keras.layers.Dense(1)(inputs) for name in ('a', 'b')}
+  losses, histories = {'a': 'mse', 'b': 'mae'}, []
+  for kind in (keras.Model, tfdp.make_private):
+    model = keras.Model(inputs, outputs)
+    plain = kind is keras.Model
+    model = model if plain else tfdp.make_private(model)
+    model.compile(keras.optimizers.SGD(0.0) if plain else still(), losses)
+    histories.append(model.fit(X, (Y, Y + 1), batch_size=N, verbose=0).history)
+  assert sorted(histories[0]) == sorted(histories[1]) == ['a_loss', 'b_loss', 'loss']
+  for name, values in histories[0].items():
+    np.testing.assert_allclose(histories[1][name], values, rtol=1e-5)

@@ -43,6 +43,8 @@ def output_loss_trackers(
     if stack.KERAS_3:
       compiled = model._compile_loss
       if not compiled.built:
+        with contextlib.suppress(TypeError, ValueError):  # A flat tuple is in the outputs' order.
+          y = tf.nest.pack_sequence_as(outputs, tf.nest.flatten(y))
         compiled.build(y, outputs)
       found = compiled.metrics
     else:

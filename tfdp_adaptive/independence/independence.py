@@ -380,9 +380,13 @@ def difference(run: probes.Runner, before: probes.Seen, after: probes.Seen, rows
   if all(old.shape[1:] == new.shape[1:] and near(old[rows], new[places], tolerance)
          for old, new in zip(before.factors, after.factors)):
     return ''
+  least = np.finfo(np.float32).tiny
+  if tolerance == _ROUNDING_OF_SIZES:  # A saturated output leaves rounding alone for a gradient.
+    norms = [np.linalg.norm(run.gradient(before, row)) for row in range(len(before.outputs[0]))]
+    least = max(least, 1e-3 * max(filter(np.isfinite, norms), default=0))
   for row, place in zip(rows, places):  # Factors may differ and say the same, as longer padding.
     old, new = run.gradient(before, row), run.gradient(after, place)
-    size = np.linalg.norm(old - new) / max(np.linalg.norm(old), np.finfo(np.float32).tiny)
+    size = np.linalg.norm(old - new) / max(np.linalg.norm(old), least)
     if not size <= tolerance:
       return f"an example's gradient changes by {size:.3g} times its norm"
   return ''

@@ -18,7 +18,7 @@ from tfdp_adaptive.independence import independence
 
 # Tried for axes of inputs that are open: deep convolutions need more, short tables take less.
 _LENGTHS = (8, 64, 32, 16, 4, 2, 1)
-_NUMBERS = 256  # Integers without a vocabulary, as those of images, are below.
+_NUMBERS = 16  # Integers without a vocabulary are below: unscaled pixels saturate what they reach.
 _SCALES = (0.03, 1, 2, 0.3, 5, 1, 0.1)  # Scales of examples: some stand out, some do not.
 
 # Layers that mix the examples of a batch in training; the first ones when they are frozen, too.
