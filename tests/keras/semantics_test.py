@@ -252,3 +252,12 @@ def test_labels_in_order_for_outputs_by_name():
   assert sorted(histories[0]) == sorted(histories[1]) == ['a_loss', 'b_loss', 'loss']
   for name, values in histories[0].items():
     np.testing.assert_allclose(histories[1][name], values, rtol=1e-5)
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 2 has no paths')
+def test_variables_of_optimizers_have_paths_of_their_own():
+  model = tfdp.make_private(dense())
+  model.compile(tfdp.DPAdam(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=N), 'mse')
+  model.optimizer.build(model.trainable_variables)
+  paths = [v.path for v in model.optimizer.variables]
+  assert len(set(paths)) == len(paths) > 3

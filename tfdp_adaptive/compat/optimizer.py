@@ -43,6 +43,7 @@ def add_optimizer_variable(
     optimizer: stack.Optimizer, value: stack.Tree, name: str = 'private_state') -> stack.Variable:
   """Creates a variable that is saved with the optimizer, from a NumPy value."""
   if stack.KERAS_3:
+    name = f'{name}_{len(optimizer.variables)}'  # `model.variable_mapping` asks for unique paths.
     return optimizer.add_variable(
         shape=value.shape, dtype=value.dtype.name, name=name, aggregation='only_first_replica',
         initializer=lambda shape, dtype=None, **_: tf.constant(value))
