@@ -98,8 +98,8 @@ def test_what_it_would_take():
 
 
 def test_public_names():
-  for name in ('canaries_to_refute', 'epsilon_from_rates', 'gaussian_estimate', 'mu_from_rates',
-               'one_run_epsilon', 'one_run_gaussian_epsilon', 'provable_epsilon'):
+  for name in ('canaries_to_refute', 'epsilon_from_rates', 'gaussian_estimate', 'one_run_epsilon',
+               'one_run_gaussian_epsilon', 'provable_epsilon'):
     assert getattr(audit, name) is getattr(bounds, name)
 
 
