@@ -24,6 +24,17 @@ def test_importing_the_library_waits_for_no_other():
   assert done.stdout == '[]\n'
 
 
+@pytest.mark.both_stacks
+def test_importing_starts_no_threads_of_tensorflow():
+  """A process that imported the library may fork, as long as TensorFlow computed nothing."""
+  code = ('import tfdp_adaptive as tfdp; [getattr(tfdp, name) for name in dir(tfdp)]\n'
+          'from tensorflow.python.eager import context\n'
+          'print(context.context()._context_handle)')
+  done = subprocess.run([sys.executable, '-c', code], check=True, stdin=subprocess.DEVNULL,
+                        capture_output=True, text=True)
+  assert done.stdout == 'None\n'
+
+
 def test_a_new_process_loads_models_without_naming_their_classes(tmp_path):
   keras = compat.keras
   model = tfdp.make_private(keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)]))

@@ -13,9 +13,10 @@ changed, and not the functions of Python that draw: those of Keras, of TensorFlo
 one's own are many, and all of them end in the few operations of `_DRAWS`.
 """
 
+import functools
 import itertools
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -90,7 +91,7 @@ def python_state(model: compat.Model) -> Dict[Tuple[int, str], Any]:
   """Attributes of layers that are numbers, strings or booleans, by layer and name."""
   return {(id(layer), name): value for layer in model._flatten_layers()
           for name, value in vars(layer).items()
-          if type(value) in (bool, int, float, str) and name not in _OF_KERAS}
+          if type(value) in (bool, int, float, str) and name not in _of_keras()}
 
 
 def _loss(errors: tf.Tensor, outputs: trees.Tree, _: object) -> tf.Tensor:
@@ -168,7 +169,12 @@ class Runner:
     return np.concatenate([np.zeros(0)] + [np.asarray(p, np.float64).ravel() for p in parts])
 
 
-_OF_KERAS = {*vars(compat.keras.Sequential(name='unused')), 'stop_training'}
+@functools.lru_cache(maxsize=None)
+def _of_keras() -> FrozenSet[str]:
+  """Returns the attributes of every model. Keras 2 makes variables for it, so imports must not."""
+  return frozenset({*vars(compat.keras.Sequential(name='unused')), 'stop_training'})
+
+
 _UNHELD = re.compile('Stateful(?!PartitionedCall)|RandomPoisson$|RandomCrop|Parameterized'
                      '|SampleDistortedBoundingBox|.*CandidateSampler')
 
