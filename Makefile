@@ -1,6 +1,6 @@
 # make demo    install what this Python can have into .venv and run the main job
 # make test    install what is missing and run the tests that find different bugs, on both stacks
-# make test-rest    run what `make test` leaves out (SLOW=1: all of it; LIMIT=480: for 8 minutes a stack)
+# make test-rest    run what `make test` leaves out (SLOW=1: all of it; LIMIT=300: for 5 minutes a stack)
 # make test-flower    run the tests of Flower with real processes, in an environment of their own
 # make test-ray    run the tests of Ray with two nodes on this machine, in an environment of their own
 # make test-peers    run Keras' own tests on private models: passed, refused in words, or different
@@ -8,7 +8,7 @@
 # make mutants    plant bugs one at a time and see the tests notice (ONLY=word: those named so)
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
 # make test-fast PYTHON=python3.12    the part of the tests that notices another Python
-# make ci    lint, docs, test, test-fast on newer Pythons, and test-rest for 8 minutes a stack
+# make ci    lint, docs, test, test-fast on newer Pythons, and test-rest for 5 minutes a stack
 # make lint    check style, imports, types and the subjects of the last 50 commits
 # make docs    build the pages into build/site
 # make wheel   build the wheel and the source distribution into dist, and check what an index reads
@@ -105,11 +105,11 @@ test-newer:
 	  else echo "Skipped: no Python $$version with venv and ensurepip is installed here."; fi; \
 	done; exit $$status
 
-ci: lint docs test test-newer test-flower test-ray test-some-of-rest
+ci: lint docs test test-newer test-some-of-rest
 
 # On a fast machine, all of it.
 test-some-of-rest:
-	$(MAKE) LIMIT=480 test-rest
+	$(MAKE) LIMIT=300 test-rest
 
 # NumPy's types are those of the current stack.
 lint: build/lint/installed $(CURRENT)/installed
