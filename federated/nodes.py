@@ -29,7 +29,7 @@ from . import server as server_lib
 from . import storage
 
 Grid = Any  # Flower's.
-Content = Any  # What a node answered, or an exception.
+Content = Any  # The answer of a node, or an exception.
 Model = Any  # A Keras model, or a list of arrays.
 Numbered = Tuple[int, private_rule.Broadcast]  # With the number of the round.
 POLL_SECONDS = 0.2

@@ -23,7 +23,7 @@ from tfdp_adaptive.privacy import weight_digests
 
 from . import storage
 
-Data = Any  # What `plan.batches` takes.
+Data = Any  # An argument of `plan.batches`.
 _STATE, _RECORDS, _COINS = 'silo.npz', 'records', 'coins'
 _TEXT = (
     'One of several silos: the records above are those of this silo alone. It drew its own batches '

@@ -22,7 +22,7 @@ layers = tf.keras.layers
 
 def load():
   if 'MNIST_NPZ' in os.environ:
-    with np.load(os.environ['MNIST_NPZ']) as file:
+    with np.load(os.environ['MNIST_NPZ'], allow_pickle=False) as file:
       parts = [file[f'{name}_{part}']
                for part in ('train', 'test') for name in 'xy']
   else:

@@ -31,7 +31,7 @@ def made(origin: recommendation.Origin, search: search_lib.Search,
     reason = ('The public examples alone, or private training, could not be tried in time: give '
               'more `seconds`.')
   else:
-    for one in finals:  # Of settings that differ in numbers alone, the first.
+    for one in finals:  # The first of settings that differ in numbers alone.
       rows.setdefault(_name(experiment, one), experiment.judged[one])
     best, last = _name(experiment, first), outputs_lib.last_dense(origin.model)
     reason = ''

@@ -184,7 +184,7 @@ def _searched(model: compat.Model, x: Tree, y: Tree, loss: object, metrics: Sequ
       finals = search.finals()
     except KeyboardInterrupt:
       finals = search.ranked()[:1]
-    clock.allow(math.inf)  # What is handed over is trained, whatever the time.
+    clock.allow(math.inf)  # The proposed model is trained, whatever the time.
     return proposal.made(recommendation.Origin(model, experiment.trial.loss, x, y, layers, front),
                      search, finals)
   finally:

@@ -15,7 +15,7 @@ import numpy as np
 from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.trees import Tree
 
-GIVEN, PUBLIC, LAST = 'given', 'public', 'last layer'  # What training starts from.
+GIVEN, PUBLIC, LAST = 'given', 'public', 'last layer'  # Names of start weights.
 Key = Tuple[int, int]  # Fold and seed of a training.
 _Method = TypeVar('_Method', bound=Callable[..., object])
 now = time.monotonic  # Seconds.

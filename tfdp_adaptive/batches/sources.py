@@ -16,8 +16,8 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 
 Nest = Any  # Arrays, specs or sources in tuples and dicts.
-Array = Any  # What is indexed like an array.
-Data = Any  # What `of` takes.
+Array = Any  # An array of NumPy, or an object indexed like one.
+Data = Any  # An argument of `of`.
 _NOT_ARRAYS = ('`data` must be numeric or string arrays with the example as leading axis, or a '
                'source of records: an object with `__len__` and `__getitem__`. ')
 

@@ -43,16 +43,18 @@ class DPSGD(NamedOptimizer):
                **kwargs: Unpack[_Common]) -> None: ...
 class DPAdam(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
-               epsilon: float = 1e-08, **kwargs: Unpack[_Common]) -> None: ...
+               epsilon: float = 1e-08, amsgrad: bool = False,
+               **kwargs: Unpack[_Common]) -> None: ...
 class DPAdamW(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
-               epsilon: float = 1e-08, weight_decay: Optional[float] = 0.004,
+               epsilon: float = 1e-08, amsgrad: bool = False, weight_decay: Optional[float] = 0.004,
                **kwargs: Unpack[_Undecayed]) -> None: ...
 class DPAdaGrad(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, initial_accumulator_value: float = 0.0,
                epsilon: float = 1e-08, **kwargs: Unpack[_Common]) -> None: ...
 class DPRMSprop(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, rho: float = 0.9, epsilon: float = 1e-08,
+               momentum: float = 0.0, centered: bool = False,
                **kwargs: Unpack[_Common]) -> None: ...
 class DPYogi(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
