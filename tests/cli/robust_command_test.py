@@ -207,7 +207,7 @@ def test_help_and_wrong_arguments_do_not_wait_for_libraries(broken):
   done = subprocess.run([sys.executable, '-c', script], env=environment(), check=False, text=True,
                         capture_output=True)
   assert done.returncode == 0, done.stderr
-  assert done.stdout.count('examples:') == 1 + len(main.COMMANDS)
+  assert done.stdout.splitlines().count('examples:') == 1 + len(main.COMMANDS)
 
 
 def test_every_example_of_help_is_one(monkeypatch):

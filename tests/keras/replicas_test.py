@@ -96,9 +96,9 @@ def test_two_draws_differ_and_one_is_the_same_for_all():
   other, _ = dealt(PLAN, drawn)
   assert one.of_pass() == same.of_pass() != other.of_pass()
   assert one.of_users() == same.of_users()
-  assert one.tag == same.tag != 0
-  later = one.tag
-  assert one.of_pass() == same.of_pass() and one.tag != later  # The next pass.
+  assert one.draw == same.draw != 0
+  later = one.draw
+  assert one.of_pass() == same.of_pass() and one.draw != later  # The next pass.
 
 
 class ParameterServerStrategyV2(tf.distribute.OneDeviceStrategy):

@@ -12,6 +12,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise
 from tfdp_adaptive import trees
 from tfdp_adaptive.noise import keys
+from tfdp_adaptive.noise import streams
 
 STEPS, SEED = oracle.STEPS, 17
 SPECS = {
@@ -168,17 +169,17 @@ def test_no_noise_value_occurs_twice(name):
 
 
 def test_one_band_and_no_buffer_are_independent_noise_bit_for_bit():
-  streams = [make('independent'), make('one_band'),
-             noise.stream(mechanisms.BandedInverse(1, STEPS), lambda: keys.from_seed(SEED)),
-             noise.stream(mechanisms.BLT(0, STEPS), lambda: keys.from_seed(SEED))]
-  rows = [run(stream, SPECS, STEPS)[0] for stream in streams]
+  made = [make('independent'), make('one_band'),
+          noise.stream(mechanisms.BandedInverse(1, STEPS), lambda: keys.from_seed(SEED)),
+          noise.stream(mechanisms.BLT(0, STEPS), lambda: keys.from_seed(SEED))]
+  rows = [run(stream, SPECS, STEPS)[0] for stream in made]
   for other in rows[1:]:
     np.testing.assert_array_equal(other, rows[0])
 
 
 @pytest.mark.parametrize('name', ['toeplitz', 'column_normalized', 'banded_inverse', 'blt',
                                   'dense', 'tree'])
-def test_coefficients_are_float32_whatever_the_tensors_are(name):
+def test_coefficients_are_float32_whatever_the_tensors_are(name, monkeypatch):
   mechanism = oracle.MECHANISMS[name]
   rows, _, _ = run(make(name), DOUBLE, STEPS)
   # The oracle rounds the coefficients too; unrounded ones are further off.
@@ -188,8 +189,9 @@ def test_coefficients_are_float32_whatever_the_tensors_are(name):
       dtype='float32', steps=STEPS, levels=getattr(mechanism, 'levels', 0),
       block=getattr(mechanism, 'block', 0), variant=getattr(mechanism, 'variant', ''),
       row_norms=mechanism.row_norms, **mechanism.arrays)
-  exact, _, _ = run(noise.stream.dispatch(type(mechanism))(
-      unrounded, lambda: keys.from_seed(SEED)), DOUBLE, STEPS)
+  monkeypatch.setattr(streams, 'recursion', streams.recursion.dispatch(type(mechanism)))
+  exact, _, _ = run(
+      streams.stream(unrounded, lambda: keys.from_seed(SEED)), DOUBLE, STEPS)
   assert 1e-10 < np.abs(exact - rows).max() < 1e-5
 
 

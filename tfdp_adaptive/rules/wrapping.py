@@ -13,7 +13,7 @@ from tfdp_adaptive import trees
 _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
     'query': (lambda rule: len(rule.asks) == 1, 'make one query per step'),
     'clip norm': (lambda rule: not rule.own_clip,
-                  'ask one question per step, in one unit, with the clip norm of the optimizer'),
+                  'make one query per step, in one unit, with the clip norm of the optimizer'),
     'fixed': (lambda rule: rule.asks[0].side_query is None,
               'have a fixed clip norm: the room on its noise is taken'),
     'norm': (lambda rule: rule.asks[0].projection == 'rescale' and not rule.asks[0].groups,
