@@ -145,7 +145,7 @@ def modules():
   paths = {}
   for package in PACKAGES:
     for path in sorted((ROOT / package).rglob('*.py')):
-      if 'flower_app' in path.parts:  # A project of its own.
+      if {'flower_app', 'recipes'} & set(path.parts):  # Programs, and a project of its own.
         continue
       relative = path.relative_to(ROOT)
       paths[dotted(relative)] = relative

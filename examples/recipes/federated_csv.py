@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Federated training from a CSV file.
 
 The file has one example per line and a column with the user. Each round trains

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen features and a private head.
 
 A convolutional network is trained on public images of the digits 0 to 4. Its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images, with views and group normalization.
 
 A small convolutional network for MNIST. Group normalization replaces batch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recommender.
 
 Each user is one record: the set of items that the user liked. A denoising

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Series, cut into windows.
 
 A model predicts the next hour of power consumption from the last 24. The

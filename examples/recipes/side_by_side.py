@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Private and not private, side by side.
 
 The same Keras model, trained by Adam without privacy and by DP-AdamSTP at three

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several hospitals, records as unit.
 
 Three hospitals train one model. Each clips the records of its own patients and

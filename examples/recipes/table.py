@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table with categories and missing values.
 
 Each row is one person, with numbers in different units, categories, and cells

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows with a user id.
 
 One person has many rows, and the guarantee covers all of them together. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic records from a variational autoencoder.
 
 A conditional autoencoder is trained privately, and its decoder makes labelled

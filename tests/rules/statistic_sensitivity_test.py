@@ -7,6 +7,7 @@ DP-SGD costs if, and only if, no pair of neighbours exceeds 1.
 """
 
 import functools
+import importlib
 import math
 
 import loop
@@ -17,8 +18,10 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import noisy_adagrad
 from tfdp_adaptive.rules import statistics
+
+# The package has a function of the same name.
+noisy_adagrad = importlib.import_module('tfdp_adaptive.rules.noisy_adagrad')
 
 DIMENSION = 3
 PAIRS = 400

@@ -78,8 +78,7 @@ def from_config(content: dict) -> Any:
   """
   try:
     kind, config = content['kind'], content['config']
-    arrays = {name: np.array(value, np.float64)
-              for name, value in content.get('arrays', {}).items()}
+    arrays = {name: _array(value) for name, value in content.get('arrays', {}).items()}
     if kind not in registry.KINDS:
       raise ValueError(f'`kind` must be one of {tuple(registry.KINDS)}. Received: {kind!r}.')
     with gate.loading():
@@ -93,6 +92,14 @@ def from_config(content: dict) -> Any:
   except (KeyError, TypeError, AttributeError, OverflowError) as error:
     raise ValueError('The description of a mechanism must be what `to_config` or `to_json` '
                      f'returned. Received: {str(content)[:60]} ({error!r}).') from error
+
+
+def _array(value: npt.ArrayLike) -> np.ndarray:
+  """Returns numbers; raises TypeError for anything else, such as a list of unequal lists."""
+  try:
+    return np.array(value, np.float64)
+  except ValueError as error:
+    raise TypeError(str(error)) from error
 
 
 def cached(mechanism: Any) -> Mapping[str, npt.ArrayLike]:
