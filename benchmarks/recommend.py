@@ -56,7 +56,7 @@ def peers(task: recommend_tasks.Task, plan: Any, seed: int) -> Dict[str, Any]:
   private = trial_lib.Trial(model, task.loss, made.trial.rules, int(plan.batch_size))
   found: List[Any] = []
   for kind in made.kinds[:2]:
-    made.try_alone(kind, lambda: None, (0, 2))
+    made.try_alone(kind, lambda rates, steps: None, (0, 2))
     data, held = (tf.convert_to_tensor(made.map(kind)(part[0]))
                   for part in (task.private, task.test))
     judge = lambda weights: made.trial.judge(held, task.test[1], weights)  # pylint: disable=cell-var-from-loop

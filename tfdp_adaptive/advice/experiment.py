@@ -217,9 +217,16 @@ class Experiment:
                             f'public examples alone, {kind} inputs')
       yield state.average
 
-  def try_alone(self, kind: str, tried: Callable[[], None], folds: Sequence[int]) -> None:
-    """Finds how to train on the public examples alone; calls `tried` after each rate."""
-    for rate in _ALONE_RATES:
+  def try_alone(self, kind: str, tried: Callable[[int, int], None], folds: Sequence[int]) -> None:
+    """Finds how to train on the public examples alone.
+
+    Args:
+      kind: Kind of the inputs.
+      tried: Called with the numbers of rates that were tried and of steps, whenever weights were
+        judged.
+      folds: The folds to judge by.
+    """
+    for number, rate in enumerate(_ALONE_RATES):
       runs = {fold: self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN),
                                  _ALONE_STEPS) for fold in folds}
       least, late = math.inf, 0
@@ -231,9 +238,10 @@ class Experiment:
         least = min(least, judged.loss)
         if kind not in self.alone or judged.loss < self.alone[kind].loss:
           self.alone[kind], self.recipes[kind] = judged, (rate, steps)
+        tried(number, steps)
         if late == _PATIENCE:
           break
-      tried()
+      tried(number + 1, steps)
 
   def judge_alone(self, kind: str) -> None:
     """Judges the best training on the public examples alone by the other folds, too."""

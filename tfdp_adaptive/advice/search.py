@@ -14,6 +14,7 @@ NOTCH = 10**.5  # Between learning rates.
 _CLIMB = 5  # Learning rates of one climb at most.
 _CLIPS = {'DPSGD': (3.0, 12.0, 1.0, .3), 'DPAdam': (1.0, 3.0, 12.0, .3),
           'DPAdamSTP': (1.0, .25, 4.0), 'DPKFC': (1.0, 3.0, .3)}
+_LEAST_STEPS = 256  # Steps on the public examples alone before anything else is tried.
 _KEPT = 3  # Starts, and then rules, that are looked at closely.
 _SEARCHED = 0, 2  # Folds of the search; all folds judge what it finds.
 _TRAININGS = 100  # About so many are wanted.
@@ -37,10 +38,10 @@ class Search:
   def public_alone(self) -> None:
     """Finds how to train on the public examples alone, for all kinds of inputs."""
     experiment = self.experiment
-    self._clock.allow(.5)  # Until one rate has been tried.
+    self._clock.allow(math.inf)  # One training at least, since it may be the best.
     try:
       for kind in experiment.kinds:
-        experiment.try_alone(kind, lambda: self._clock.allow(.3), _SEARCHED)
+        experiment.try_alone(kind, self._limit, _SEARCHED)
     except settings_lib.OutOfTime:
       pass
     self._clock.allow(.55)
@@ -49,6 +50,10 @@ class Search:
         experiment.judge_alone(kind)
     except settings_lib.OutOfTime:
       pass
+
+  def _limit(self, rates: int, steps: int) -> None:
+    """Gives the first training on the public examples alone all the time, and others less."""
+    self._clock.allow(.3 if rates else .5 if steps >= _LEAST_STEPS else 1.0)
 
   def run(self) -> None:
     """Searches inputs and starts first, then optimizers and clip norms."""
