@@ -194,7 +194,12 @@ class Silo:
             'without it.')
       return None
     arrays, record = loaded
-    saved = _Saved(arrays=arrays, **record)
+    try:
+      saved = _Saved(arrays=arrays, **record)
+    except TypeError as error:
+      raise storage.SavedRunError(
+          f'{self._files.state} must be what a silo saved. Received: {error}. Put another copy of '
+          'the last state back.') from error
     if saved.plan != json.loads(self._plan.to_json()):
       raise tfdp.PrivacyError(
           f'{self._folder} has the ledger of another plan. Received: {self._plan!r:.60}. Give the '

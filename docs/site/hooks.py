@@ -41,7 +41,7 @@ ORDER = {
 }
 # Documents of the repository's root that are pages of the site as well.
 DOCUMENTS = ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md')
-# What the search shows after the pages of `docs/`.
+# The search lists these after the pages of `docs/`.
 _SELDOM = '---\nsearch:\n  boost: 0.2\n---\n\n'
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(#[\w-]+)?\)')
 # Other words for the subject of a page, which the search finds as well.

@@ -97,6 +97,14 @@ def test_what_is_handed_over_trains_and_says_what_was_public(found):
   assert model.evaluate(*examples(100, 0), verbose=0, return_dict=True)['loss'] <= before + 1e-6
 
 
+def test_the_public_examples_alone_are_tried_whatever_the_time():
+  """Without them, too short a search would propose a model that is not trained."""
+  found = recommend(seconds=1e-6)
+  assert [row.name for row in found.rows] == [
+      'not trained', 'public examples alone, without privacy']
+  assert found.plan is None and found.rows[1].loss < found.rows[0].loss
+
+
 def test_the_same_seed_gives_the_same_answer(found):
   again = recommend()
   assert again.rows == found.rows and again.settings == found.settings

@@ -28,7 +28,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 NODE = dict(num_cpus=1, object_store_memory=100 * 2**20)
-# Of this machine alone: without a token in the home, and without reports to Ray's makers.
+# Ray stays on this machine: it writes no token into the home, and reports nothing to its makers.
 # Ray's workers have a niceness of 15 by default, and starve on a busy machine.
 ENVIRONMENT = dict(TF_CPP_MIN_LOG_LEVEL='3', RAY_AUTH_MODE='disabled',
                    RAY_USAGE_STATS_ENABLED='0', RAY_worker_niceness='0')

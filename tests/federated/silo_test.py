@@ -239,6 +239,9 @@ def test_another_plan_and_a_changed_file_are_refused(used, tmp_path):
   (tmp_path / 'silo.npz').write_bytes((used / 'silo.npz').read_bytes()[:-1] + b'0')
   with pytest.raises(tfdp.PrivacyError, match='must be what a run saved'):
     Silo(tmp_path, plan=make_plan())
+  runfolder.save(tmp_path / 'silo.npz', (), {'rounds': 3})  # The state of another kind of run.
+  with pytest.raises(tfdp.PrivacyError, match='must be what a silo saved'):
+    Silo(tmp_path, plan=make_plan())
   for wrong in ('', 3):
     with pytest.raises(ValueError, match='path of a folder must be'):
       Silo(wrong, plan=make_plan())

@@ -487,6 +487,15 @@ _BY_FILE = {
         ('other examples in a view', 'in (*found.arrays, *found.variables) if', 'in () if',
          'Mixing examples breaks the guarantee.', _VIEWS),
     ],
+    'tfdp_adaptive/independence/validation.py': [
+        ('files in a penalty', 'or traced.tables or traced.unseen:', 'or traced.tables:',
+         'Data that a penalty reads from a file reach the weights unclipped.',
+         'independence/disclosures_test.py'),
+    ],
+    'tfdp_adaptive/advice/search.py': [
+        ('no time for the public examples', 'self._clock.allow(math.inf)', 'self._clock.allow(.5)',
+         'A model that is not trained would be proposed.', 'advice/recommendation_test.py'),
+    ],
     'tfdp_adaptive/batches/users.py': [
         ('always the first examples', 'own = rng.permutation(own)[:self._most]',
          'own = own[:self._most]', 'The rest of a user would never be used.',
