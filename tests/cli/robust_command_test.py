@@ -202,6 +202,7 @@ def test_help_and_wrong_arguments_do_not_wait_for_libraries(broken):
             'assert "scipy" not in sys.modules\n'
             f'for name in {computing}: run(name, "--help")\n'
             'run("--version"); run("compare", "--epsilon", "0")\n'
+            f'run(*{PRIVACY})\n'
             f'run("compare", "--data", {str(broken / "empty")!r}, "--out", {str(broken)!r})\n'
             'import tensorflow as tf; assert tf.constant(1).numpy() == 1\n')
   done = subprocess.run([sys.executable, '-c', script], env=environment(), check=False, text=True,

@@ -26,10 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import terms as terms_lib
-from tfdp_adaptive import trees
 
 if TYPE_CHECKING:
   from tfdp_adaptive import compat
+  from tfdp_adaptive import trees
 
 Number = Any  # An int, or an array or tensor of them.
 _PRIME = 2**28 - 57  # Tags fit into the 29 digits that float64 has more, without rounding up.
