@@ -33,6 +33,7 @@ def make_folder(tmp_path_factory):
   plan = content['card']['runs'][0]['plan']['content']['plan']
   plan['sampling'] = {'kind': 'TruncatedPoisson', 'config': {'max_batch_size': 1}}
   (folder / 'refused.json').write_text(json.dumps(content))
+  (folder / 'empty').mkdir()
   (folder / 'registry.yaml').write_text('deployment:\n  name: x\n')
   with open(folder / 'gigabyte.json', 'wb') as file:
     file.truncate(1 << 30)
@@ -50,6 +51,7 @@ def make_folder(tmp_path_factory):
     ('NaN.json', None, 2, 'must be JSON'),
     ('gigabyte.json', None, 2, 'at most 4 MiB'),
     ('no.json', None, 2, 'No such file'),
+    ('empty', None, 2, 'No such file'),
     ('card.json', 'card.json', 2, 'file of weights'),
     ('card.json', 'no.npz', 2, 'No such file'),
 ])

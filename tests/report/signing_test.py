@@ -119,6 +119,7 @@ def test_a_wrong_key_is_an_error_in_one_line(folder, signed, tmp_path, capsys, k
   key = make_wrong_key(tmp_path, kind, folder / 'mine.pem')
   assert main.main(['card', str(folder), '--out', str(tmp_path / 'out'), '--sign', str(key)]) == 2
   assert capsys.readouterr().err.count('\n') == 1
+  assert not (tmp_path / 'out').exists()
   assert verify(signed, key) == 2 and capsys.readouterr().err.count('\n') == 1
 
 
@@ -136,7 +137,7 @@ def test_without_the_library_the_error_names_the_extra(folder, tmp_path, capsys,
   monkeypatch.setitem(sys.modules, 'model_signing', None)
   assert main.main(['card', str(folder), '--out', str(tmp_path), '--sign', 'key.pem']) == 2
   said = capsys.readouterr().err
-  assert "tfdp-adaptive[sign]" in said and said.count('\n') == 1
+  assert "tfdp-adaptive[sign]" in said and said.count('\n') == 1 and not any(tmp_path.iterdir())
 
 
 def test_a_signature_needs_a_folder(folder, capsys):

@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
   if arguments.sign is not None and arguments.out is None:
     raise errors.UsageError('--sign needs --out, the folder to sign.')
   with errors.usage():
+    sign = None if arguments.sign is None else signing.signer(arguments.sign)
     card = load(arguments.source).with_words([*map(_words, arguments.words)])
     if arguments.out is None and arguments.json:
       print(card_json.to_json(card), end='')
@@ -55,10 +56,10 @@ def run(arguments: argparse.Namespace) -> None:
       return
     arguments.out.mkdir(parents=True, exist_ok=True)
     paths = card_page.write(texts, arguments.out)
-    if arguments.format == 'huggingface' or arguments.sign is not None:
+    if arguments.format == 'huggingface' or sign is not None:
       paths += _with_weights(arguments.source, arguments.out)
-    if arguments.sign is not None:
-      paths.append(signing.sign(arguments.out, arguments.sign))
+    if sign is not None:
+      paths.append(sign(arguments.out))
   print(*paths, sep='\n')
 
 

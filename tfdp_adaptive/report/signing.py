@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import types
-from typing import Any
+from typing import Any, Callable
 
 from tfdp_adaptive.report import card_checks
 
@@ -32,11 +32,10 @@ def _hashing(library: types.ModuleType) -> Any:
   return library.hashing.Config().set_ignored_paths(paths=[NAME], ignore_git_paths=True)
 
 
-def sign(folder: pathlib.Path, key: pathlib.Path) -> pathlib.Path:
-  """Signs all files of a folder; returns the path of the signature.
+def signer(key: pathlib.Path) -> Callable[[pathlib.Path], pathlib.Path]:
+  """Returns a function that signs all files of a folder and returns the signature's path.
 
   Args:
-    folder: A folder with a card, and with the weights if they are to be signed.
     key: The PEM file of a private elliptic-curve key without a password.
 
   Raises:
@@ -49,8 +48,12 @@ def sign(folder: pathlib.Path, key: pathlib.Path) -> pathlib.Path:
   except (ValueError, TypeError, AttributeError) as error:
     raise ValueError(f'{key} must be a private elliptic-curve key in a PEM file, without a '
                      f'password. Received: {str(error)[:80]}.') from error
-  config.sign(folder, folder / NAME)
-  return folder / NAME
+
+  def sign(folder: pathlib.Path) -> pathlib.Path:
+    config.sign(folder, folder / NAME)
+    return folder / NAME
+
+  return sign
 
 
 def check(folder: pathlib.Path, key: pathlib.Path) -> Finding:
