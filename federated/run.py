@@ -37,6 +37,7 @@ class Run:
     pending: The row of the last round, which is saved and perhaps not released yet.
     failed: {client: rounds in which it failed}.
     ever_succeeded: Whether any client could ever be trained.
+    notes: Sentences for the run's entry of the ledger.
   """
 
   def __init__(
@@ -46,6 +47,7 @@ class Run:
     self.history: List[Row] = []
     self.failed: Dict[engines.Client, int] = {}
     self.pending: Row = {}
+    self.notes: Tuple[str, ...] = ()
     self.ever_succeeded = False
     self.state: server_lib.State = tf.nest.map_structure(tf.constant, process.initialize())
     if folder is None:
@@ -64,7 +66,7 @@ class Run:
     self.state = state if process.seed is not None else storage.with_fresh_keys(state)
     self.history, self.failed, self.pending = (
         record['history'], record['failed'], record['pending'])
-    self.ever_succeeded = True
+    self.ever_succeeded, self.notes = True, tuple(record.get('notes', ()))
 
   def _state_of(
       self, path: pathlib.Path, arrays: Sequence[np.ndarray], record: storage.Record
@@ -90,6 +92,10 @@ class Run:
     """Returns the number of rounds of the plan that are used up."""
     return int(self.state.round)
 
+  def commit(self, note: str) -> None:
+    """Notes what the sampling seed commits to, unless this is not the seed of the first round."""
+    self.notes = (note,) if not self.done or note in self.notes else ()
+
   def weights(self) -> server_lib.ModelWeights:
     weights = self.state.global_model_weights
     return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
@@ -108,7 +114,7 @@ class Run:
     if self._folder is not None:
       self._folder.save(tf.nest.flatten(state), {
           'identity': self._identity, 'history': self.history, 'failed': self.failed,
-          'pending': self.pending})
+          'pending': self.pending, 'notes': self.notes})
 
 
 def _identity(process: engines.PrivateFedAvg, train_data: engines.ClientData,

@@ -17,6 +17,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import privacy
+from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import card as card_lib
@@ -74,13 +75,13 @@ class Simulation(NamedTuple):
   state: server_lib.State
   failed: Dict[engines.Client, int]
   speed: Dict[str, Any]
-  made_of: Tuple[engines.PrivateFedAvg, Tuple[str, ...]]
+  made_of: Tuple[engines.PrivateFedAvg, Tuple[str, ...], Tuple[str, ...]]
 
   def card(self) -> card_lib.Card:
     """Returns the privacy card of the rounds that were run, with the digest of the weights."""
-    process, facts = self.made_of
+    process, facts, notes = self.made_of
     arrays = tf.nest.flatten(tuple(self.weights))
-    return statement_lib.card(process, self.rounds, facts, weight_digests.of(arrays))
+    return statement_lib.card(process, self.rounds, facts, weight_digests.of(arrays), notes=notes)
 
 
 def simulate(
@@ -172,9 +173,16 @@ def simulate(
         plan, None if folder is None else folder.path / 'coins', replace=True)
     cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=seed)
                if run.done < rounds else iter(()))
+    log = None
+    if folder is not None and plan.seed is None and run.done < rounds:
+      run.commit(sampling_seed.COMMITTED.format(sampling_seed.digest(seed.key(run.done))))
+      log = digests.Log(folder.path / 'digests', seed, plan, len(client_ids), unit='user')
     while run.done < rounds and engine.ready():
       start = time.monotonic()
-      cohort = _answering([client_ids[i] for i in next(cohorts)], dropout, plan.seed, run.done)
+      cohort = [client_ids[i] for i in next(cohorts)]
+      if log is not None:
+        log.write(run.done, np.array([str(client) for client in cohort], object))
+      cohort = _answering(cohort, dropout, plan.seed, run.done)
       outcome = rounds_lib.run(process, engine, run.state, cohort,
                                check_all_failed=not run.ever_succeeded)
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
@@ -188,11 +196,11 @@ def simulate(
       report()
       bar.update()
   weights = TrainedWeights(*run.weights())
-  weights.ledger = statement_lib.ledger(process, run.done)
+  weights.ledger = statement_lib.ledger(process, run.done, run.notes)
+  card = statement_lib.card(process, run.done, facts, plots=False, notes=run.notes)
   return Simulation(weights, run.done, run.history,
-                    privacy_statement.of(statement_lib.card(process, run.done, facts, plots=False)),
-                    run.state, run.failed, _speed(run, clients, seconds),
-                    (process, tuple(facts)))
+                    privacy_statement.of(card), run.state, run.failed,
+                    _speed(run, clients, seconds), (process, tuple(facts), run.notes))
 
 
 def _workers(workers: Union[int, str], address: Optional[str]) -> engines.Workers:

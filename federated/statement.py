@@ -12,7 +12,8 @@ from tfdp_adaptive.privacy import ledger as ledger_lib
 from . import engines
 
 
-def ledger(process: engines.PrivateFedAvg, rounds: int) -> ledger_lib.Ledger:
+def ledger(process: engines.PrivateFedAvg, rounds: int,
+           notes: Sequence[str] = ()) -> ledger_lib.Ledger:
   """Returns the ledger of the weights after `rounds`, including earlier runs if known."""
   before = ledger_lib.Ledger(tuple(process.history()))
   *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
@@ -21,12 +22,13 @@ def ledger(process: engines.PrivateFedAvg, rounds: int) -> ledger_lib.Ledger:
       f'Adaptive clip norm: {clip}, inside the same budget; the clip norm above is the first one.']
   return ledger_lib.Ledger((*others, dataclasses.replace(
       mine, run=ledger_lib.new_run(), seeded=process.seed is not None,
+      notes=(*mine.notes, *notes),
       clipping=(*mine.clipping, *following))))
 
 
 def card(
     process: engines.PrivateFedAvg, rounds: int, facts: Sequence[str] = (),
-    weights: Sequence[str] = (), plots: bool = True) -> card_lib.Card:
+    weights: Sequence[str] = (), plots: bool = True, notes: Sequence[str] = ()) -> card_lib.Card:
   """Returns the privacy card after `rounds` of the plan's steps.
 
   Args:
@@ -35,6 +37,7 @@ def card(
     facts: The caller's own words.
     weights: Digests, see `privacy.weight_digests`.
     plots: See `Ledger.card`.
+    notes: Sentences for the entry of the run.
   """
   settings = process.settings
   lines = [
@@ -48,6 +51,6 @@ def card(
       'are not released and must stay secret.']
   if settings['private_metrics'] is not None:
     lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
-  return ledger(process, rounds).card(
+  return ledger(process, rounds, notes).card(
       trust='federated', facts=lines, words=[card_lib.Words('the data', fact) for fact in facts],
       weights=weights, plots=plots)

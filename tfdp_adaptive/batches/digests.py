@@ -32,11 +32,12 @@ class Log:
     seed: The `SamplingSeed` of the run, which must be in a file.
     plan: The plan of the run.
     size: SECRET number of records.
+    unit: What the records are.
   """
 
   def __init__(self, path: Union[str, 'os.PathLike[str]'], seed: sampling_seed.SamplingSeed,
-               plan: terms_lib.Terms, size: int) -> None:
-    if not seed.in_file or plan.unit != 'example' or plan.seed is not None:
+               plan: terms_lib.Terms, size: int, unit: str = 'example') -> None:
+    if not seed.in_file or plan.unit != unit or plan.seed is not None:
       raise ValueError(
           '`digests_to` needs the coins of a run in a file, by which its batches can be drawn '
           'again: `plan.batches(data, coins=PATH, digests_to=FILE)`, with unit="example" and no '
@@ -45,7 +46,10 @@ class Log:
 
   def add(self, step: int, records: Any, numbers: np.ndarray) -> None:
     """Writes the line of a batch of records with these numbers."""
-    taken, _ = records.take(numbers, step)
+    self.write(step, records.take(numbers, step)[0])
+
+  def write(self, step: int, taken: sources.Nest) -> None:
+    """Writes the line of a batch of these records."""
     line = {'pass': self._seed.passes, 'step': step,
             'records': list(of_records(taken, self._seed.key(step)))}
     if not self._path.exists():  # SECRET: it tells the sizes of the batches.
