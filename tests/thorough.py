@@ -41,6 +41,8 @@ _BY_REASON = {
             'masked', 'weighted', 'heads'),
         'independence/honest_models_test.py::test_honest_models_pass_without_any_difference': (
             '!an LSTM that drops', '!a GRU both ways'),
+        'keras/docstring_examples_test.py::test_the_example_trains_all_steps': (
+            'DPKFC', 'NoisyAdaGrad'),
         'keras/matrix_rules_test.py::'
         'test_saved_in_the_middle_and_loaded_equals_training_at_a_stretch': ('DPSOAP', 'DPMuon'),
         'keras/mechanisms_test.py::test_noise_is_correlated_as_designed_also_over_a_resume': (

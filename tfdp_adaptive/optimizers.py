@@ -19,6 +19,7 @@ class Optimizer(NamedTuple):
     rule: Name of the rule's factory in `tfdp.rules`.
     family: Page of the reference, a key of `FAMILIES`.
     audit: Arguments of the factory that `tfdp audit --white-box` uses.
+    public: Whether the rule needs public examples.
     defaults: Defaults of arguments of Keras' optimizers.
     missing: For an experimental optimizer, the evidence that is missing. Its factory is decorated
       with `gate.part`.
@@ -27,6 +28,7 @@ class Optimizer(NamedTuple):
   rule: str
   family: str
   audit: Mapping[str, Any] = _NONE
+  public: bool = False
   defaults: Mapping[str, Any] = _NONE
   missing: str = ''
 
@@ -55,7 +57,7 @@ OPTIMIZERS: Dict[str, Optimizer] = {
         missing='it was worse than dp_adam on every task that was measured'),
     'DPAdaGradIME': Optimizer(
         'dp_adagrad_ime', 'moments',
-        missing='on a logistic regression post-processing with its floor was as good'),
+        missing='post-processing with the same floor was as good on a logistic regression'),
     'DPAdamSTP': Optimizer(
         'scale_then_privatize', 'scale_then_privatize', dict(scale_epsilon=0.1)),
     'DPAdaGradSTP': Optimizer('dp_adagrad_stp', 'scale_then_privatize', dict(scale_epsilon=0.1)),
@@ -64,15 +66,15 @@ OPTIMIZERS: Dict[str, Optimizer] = {
         'dp_shampoo', 'matrices', dict(refresh_every=2),
         missing='it helped on synthetic inputs only'),
     'DPSOAP': Optimizer('dp_soap', 'matrices', dict(refresh_every=2)),
-    'DPKFC': Optimizer('dp_kfc', 'matrices'),
+    'DPKFC': Optimizer('dp_kfc', 'matrices', public=True),
     'DPAdamJME': Optimizer(
         'dp_adam_jme', 'moments',
         missing='it was level with dp_adam on one task and worse on two'),
-    'SideInformationAdam': Optimizer('side_information_adam', 'public'),
-    'AdaDPS': Optimizer('adadps', 'public'),
-    'PDADPMD': Optimizer('pda_dpmd', 'public', dict(steps=24)),
+    'SideInformationAdam': Optimizer('side_information_adam', 'public', public=True),
+    'AdaDPS': Optimizer('adadps', 'public', public=True),
+    'PDADPMD': Optimizer('pda_dpmd', 'public', dict(steps=24), public=True),
     'PDPSGD': Optimizer(
-        'pdp_sgd', 'public', dict(dimension=8),
+        'pdp_sgd', 'public', dict(dimension=8), True,
         missing='it was worse than DP-Adam on every task that was measured'),
     'PASAN': Optimizer(
         'pasan', 'public', missing='it was worse than DP-SGD on the one task that was measured'),

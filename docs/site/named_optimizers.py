@@ -28,15 +28,14 @@ class NamedOptimizers(griffe.Extension):
     base = pkg['keras.optimizer.DPOptimizer']
     theirs = {p.name: p for p in base['__init__'].parameters if p.name not in ('self', 'rule')}
     for name, row in optimizers.OPTIMIZERS.items():
-      factory = row.rule
-      rule = _factory(pkg, factory)
+      rule = _factory(pkg, row.rule)
       extra = [griffe.Parameter(word, annotation='Optional[float]',
                                 kind=griffe.ParameterKind.keyword_only, default=repr(value))
                for word, value in row.defaults.items()]
       common = griffe.Parameter('common', kind=griffe.ParameterKind.var_keyword)
       parameters = {p.name: p for p in [theirs['learning_rate'], *rule.parameters, *extra, common]}
       text = signatures.assemble(
-          factory, _text(rule), _text(base), parameters, lambda key: _text(_factory(pkg, key)))
+          name, row, _text(base), parameters, lambda key: _text(_factory(pkg, key)))
       text = text.partition('\nRaises:\n')[0] + _COMMON
       kind = griffe.Class(
           name, lineno=1, endlineno=1, parent=module, docstring=griffe.Docstring(text, lineno=1))

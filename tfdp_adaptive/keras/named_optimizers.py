@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional
 
 from tfdp_adaptive import compat
-from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import optimizers
@@ -79,13 +78,12 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
       return super().from_config(config, custom_objects=custom_objects)
 
 
-def _class(name: str, factory: Callable[..., contract.Rule], defaults: Mapping[str, Any]) -> Any:
-  """Returns the class of a rule."""
+def _class(name: str, row: optimizers.Optimizer) -> Any:
+  """Returns the class of a row of the table."""
   return compat.serializable(type(name, (NamedOptimizer,), {
-      'factory': staticmethod(factory), 'defaults': defaults, '__module__': __name__,
-      '__doc__': signatures.docstring(
-          factory, optimizer_lib.DPOptimizer, defaults, factories=vars(rules))}))
+      'factory': staticmethod(getattr(rules, row.rule)), 'defaults': row.defaults,
+      '__module__': __name__,
+      '__doc__': signatures.docstring(name, row, optimizer_lib.DPOptimizer, vars(rules))}))
 
 
-globals().update({name: _class(name, getattr(rules, row.rule), row.defaults)
-                  for name, row in optimizers.OPTIMIZERS.items()})
+globals().update({name: _class(name, row) for name, row in optimizers.OPTIMIZERS.items()})

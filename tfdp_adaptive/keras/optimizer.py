@@ -41,6 +41,25 @@ class DPOptimizer(compat.GlobalOptimizer):
   there are gradients clipped per example. Ready-made gradients are refused. Settings are fixed
   when the optimizer is made: assigning to one raises.
 
+  Example:
+
+  ```python
+  import keras
+  import numpy as np
+  import tfdp_adaptive as tfdp
+
+  x = np.random.default_rng(0).normal(size=[1000, 8]).astype('float32')
+  y = x.sum(axis=1, keepdims=True)
+  plan = tfdp.PrivacyPlan.calibrate(
+      target_epsilon=3.0, target_delta=1e-5, population_size=1000,
+      batch_size=100, steps=24, l2_norm_clip=1.0)
+  model = tfdp.make_private(keras.Sequential([
+      keras.layers.Input([8]), keras.layers.Dense(1)]))
+  model.compile(
+      tfdp.DPOptimizer(tfdp.rules.dp_adam(), 0.1, plan=plan), loss='mse')
+  model.fit(plan.batches((x, y)))
+  ```
+
   Args:
     rule: A `tfdp.rules` rule, e.g. `tfdp.rules.dp_adam()`.
     learning_rate: Float or `LearningRateSchedule`; a parameter moves by

@@ -9,11 +9,15 @@ import inspect
 import re
 from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple
 
+from tfdp_adaptive import optimizers
+
 # Documentation of the argument, for classes whose weights decay by default.
 _DECAY = {
     'weight_decay': 'Weights also shrink by `learning_rate * weight_decay` of themselves per step; '
                     'None turns this off.'}
 _ELSEWHERE = re.compile(r'The arguments are those of `(\w+)`\.[ \n]?')
+_CALL = 'tfdp.DPOptimizer(tfdp.rules.dp_adam(), 0.1, plan=plan)'  # In that of `DPOptimizer`.
+_NEXT = ',\n' + 8 * ' '
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -57,43 +61,56 @@ def without_self(constructor: Callable[..., Any]) -> inspect.Signature:
 
 
 def docstring(
-    factory: Callable[..., Any], base: type, defaults: Mapping[str, Any],
-    factories: Mapping[str, Any]) -> str:
+    name: str, row: optimizers.Optimizer, base: type, factories: Mapping[str, Any]) -> str:
   """Returns the rule's docstring with the arguments of both, in the format of a Google docstring.
 
   Args:
-    factory: Makes the rule.
+    name: Name of the optimizer.
+    row: Its row of the table.
     base: The optimizer's class.
-    defaults: As for `signature`.
-    factories: Returns the arguments that a sentence "The arguments are those of `name`." refers to.
+    factories: Factories by name: the rule's, and those that a sentence "The arguments are those of
+      `name`." refers to.
   """
-  taken = signature(factory, base.__init__, defaults).parameters  # type: ignore[misc]
-  return assemble(factory.__name__, inspect.getdoc(factory) or '', inspect.getdoc(base) or '',
-                  taken, lambda name: inspect.getdoc(factories[name]) or '')
+  init = base.__init__  # type: ignore[misc]
+  taken = signature(factories[row.rule], init, row.defaults).parameters
+  return assemble(name, row, inspect.getdoc(base) or '', taken,
+                  lambda name: inspect.getdoc(factories[name]) or '')
 
 
-def assemble(factory: str, text: str, base: str, taken: Iterable[str],
+def assemble(name: str, row: optimizers.Optimizer, base: str, taken: Iterable[str],
              other: Callable[[str], str]) -> str:
   """Returns the docstring, made of docstrings alone: the pages need no TensorFlow.
 
   Args:
-    factory: Its name.
-    text: Its docstring.
+    name: Name of the optimizer.
+    row: Its row of the table.
     base: Docstring of the optimizer's class.
     taken: Names of all arguments, in their order.
-    other: `name -> ` docstring of another factory.
+    other: `name -> ` docstring of a factory.
   """
+  text = other(row.rule)
   named = _ELSEWHERE.search(text)
   head, rule_arguments, _ = _sections(text)
   if named:
     head = _ELSEWHERE.sub('', head)
     rule_arguments = {**_sections(other(named.group(1)))[1], **rule_arguments}
-  _, arguments, raises = _sections(base)
+  common, arguments, raises = _sections(base)
+  if 'Example:\n' not in head:
+    head = f'{head.strip()}\n\n{_example(name, row, common)}'
   entries = {**arguments, **rule_arguments,
              **{name: f'  {name}: {text}\n' for name, text in _DECAY.items()}}
   return '\n'.join([
-      head.strip(), '', f'The Keras optimizer of `tfdp.rules.{factory}`.', '', 'Args:',
+      head.strip(), '', f'The Keras optimizer of `tfdp.rules.{row.rule}`.', '', 'Args:',
       *(entries[name].rstrip() for name in taken if name in entries), '', raises.strip()])
+
+
+def _example(name: str, row: optimizers.Optimizer, common: str) -> str:
+  """Returns the example in the docstring of `DPOptimizer` with another optimizer."""
+  given = ['0.1', *(f'{key}={value!r}' for key, value in row.audit.items()),
+           *['public_data=(np.eye(8), np.ones([8, 1]))'] * row.public]
+  enabled = f"tfdp.experimental('{row.rule}')\n" if row.missing else ''
+  text = common[common.index('Example:'):].strip().replace('model.comp', f'{enabled}model.comp')
+  return text.replace(_CALL, f'tfdp.{name}({_NEXT.join(given)}, plan=plan)')
 
 
 def _sections(text: Optional[str]) -> Tuple[str, Dict[str, str], str]:

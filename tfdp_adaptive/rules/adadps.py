@@ -19,9 +19,10 @@ class State(NamedTuple):
 def adadps(
     preconditioner: str = 'rmsprop', rho: float = 0.9, epsilon: float = 1e-3,
     epsilon_inside: bool = False) -> contract.Rule:
-  """AdaDPS: private gradients preconditioned by public ones, before clipping.
+  """Use AdaDPS with labeled public data of the same kind as the private examples.
 
-  Li et al. (ICML 2022), with the public gradient at the current parameters:
+  Private gradients are preconditioned by public ones before clipping. Li et al. (ICML 2022),
+  with the public gradient at the current parameters:
 
       v = U(v, public^2);   D = sqrt(v) + epsilon
       direction = (sum_j clip(g_j / D; zeta) + noise) / batch_size

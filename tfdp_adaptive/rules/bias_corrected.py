@@ -20,9 +20,10 @@ class State(NamedTuple):
 
 
 def dp_adam_bc(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4) -> contract.Rule:
-  """Adam that subtracts the noise from its second moment (DP-AdamBC).
+  """Use DP-AdamBC for few parameters and noise over signal below 1.
 
-  Tang and Lecuyer, Algorithm 1; Ganesh et al. (2025), arXiv:2507.01129, Algorithm 7:
+  Adam that subtracts the noise from its second moment. Tang and Lecuyer, Algorithm 1; Ganesh et al.
+  (2025), arXiv:2507.01129, Algorithm 7:
 
       mu, nu as Adam;   b = beta_2 * b + (1 - beta_2) * w
       direction = mu_hat / sqrt(max{(nu - b) / (1 - beta_2^t), epsilon^2})
@@ -43,8 +44,9 @@ def dp_adam_bc(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4
 
 
 def dp_adagrad_bc(initial_accumulator_value: float = 0.0, epsilon: float = 1e-4) -> contract.Rule:
-  """AdaGrad that subtracts the noise from its second moment, as `dp_adam_bc` does.
+  """Use DP-AdaGradBC for sparse features, if noise over signal is below 1.
 
+  AdaGrad that subtracts the noise from its second moment, as `dp_adam_bc` does:
   `b += w; direction = g / sqrt(max{nu - b, epsilon^2})`.
 
   Args:
@@ -58,8 +60,9 @@ def dp_adagrad_bc(initial_accumulator_value: float = 0.0, epsilon: float = 1e-4)
 
 
 def dp_rmsprop_bc(rho: float = 0.9, epsilon: float = 1e-4) -> contract.Rule:
-  """RMSProp that subtracts the noise from its second moment, as `dp_adam_bc` does.
+  """Use DP-RMSPropBC as DP-AdamBC, without a moving average of gradients.
 
+  RMSProp that subtracts the noise from its second moment, as `dp_adam_bc` does:
   `b = rho * b + (1 - rho) * w; direction = g / sqrt(max{nu - b, epsilon^2})`.
 
   Args:

@@ -29,9 +29,10 @@ def dp2_rmsprop(
     epsilon: float = 1e-7,
     ablation: Optional[str] = None,
     subtract_bias: bool = False) -> contract.Rule:
-  """DP2 over RMSProp: a preconditioner of averaged gradients, applied with a delay.
+  """Use DP2 if the sizes of gradients change slowly over many steps.
 
-  Li et al. (ICLR 2023), Algorithm 1, with `v = rho v + (1 - rho) a^2`.
+  DP2 over RMSProp: a preconditioner of averaged gradients, applied with a delay. Li et al.
+  (ICLR 2023), Algorithm 1, with `v = rho v + (1 - rho) a^2`.
 
   A phase of `sgd_steps` steps of DP-SGD, whose mean gradient is `a`, alternates with a phase of
   `adaptive_steps` steps. These clip `g_j / D` with `D = sqrt(v) + epsilon`, add noise, and follow
@@ -68,7 +69,9 @@ def dp2_adagrad(
     epsilon: float = 1e-7,
     ablation: Optional[str] = None,
     subtract_bias: bool = False) -> contract.Rule:
-  """DP2 over AdaGrad: `dp2_rmsprop` with `v = v + a^2`.
+  """Use DP2 over AdaGrad as `dp2_rmsprop`, if features are sparse.
+
+  The preconditioner is `v = v + a^2`.
 
   The arguments are those of `dp2_rmsprop`.
   """
@@ -86,9 +89,10 @@ def dp2_yogi(
     epsilon: float = 1e-7,
     ablation: Optional[str] = None,
     subtract_bias: bool = False) -> contract.Rule:
-  """DP2 over Yogi: `dp2_rmsprop` with `v = v + (1 - rho) sign(a^2 - v) a^2`.
+  """Use DP2 over Yogi as `dp2_rmsprop`, if second moments should not drop quickly.
 
-  The paper's appendix misplaces a square in it. The arguments are those of `dp2_rmsprop`.
+  The preconditioner is `v = v + (1 - rho) sign(a^2 - v) a^2`. The paper's appendix misplaces a
+  square in it. The arguments are those of `dp2_rmsprop`.
   """
   checks.decay(rho=rho)
   return _dp2(moments.yogi_squares(rho), 'dp2_yogi', sgd_steps, adaptive_steps,

@@ -30,9 +30,10 @@ def dp_adam_ime(
     square_then_average: bool = False,
     printed_2B_plus_1: bool = False,
     update_clip: Optional[float] = None) -> contract.Rule:
-  """Adam whose second moment is queried by itself, and so is unbiased (DP-Adam-IME).
+  """Use DP-AdamIME (experimental) to study second moments that have noise of their own.
 
-  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 6:
+  Adam whose second moment is a query of its own and therefore unbiased. Ganesh et al. (2025),
+  arXiv:2507.01129, Algorithm 6:
 
       mu from the mean x of the clipped records, nu from x^2, noised independently
       direction = mu_hat / (sqrt(max{nu_hat, 0}) + epsilon)
@@ -67,7 +68,9 @@ def dp_adagrad_ime(
     square_then_average: bool = False,
     printed_2B_plus_1: bool = False,
     update_clip: Optional[float] = None) -> contract.Rule:
-  """AdaGrad whose squares are queried by themselves, as in `dp_adam_ime`.
+  """Use DP-AdaGradIME (experimental) to study sums of squares that have noise of their own.
+
+  AdaGrad whose squares are a query of their own, as in `dp_adam_ime`.
 
   Args:
     initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
@@ -132,9 +135,10 @@ def dp_adam_jme(
     square_then_average: bool = True,
     relative_lambda: float = 0.5,
     update_clip: Optional[float] = None) -> contract.Rule:
-  """Adam whose two moments are noised jointly, the second at no cost (DP-Adam-JME).
+  """Use DP-AdamJME (experimental) with replace adjacency, where second moments cost nothing.
 
-  Kalinin, Upadhyay and Lampert (2025), for mini-batches.
+  Adam whose two moments get their noise jointly. Kalinin, Upadhyay and Lampert (2025), for
+  mini-batches.
 
   The direction is that of `dp_adam_ime`; only the noise differs. It is meant
   for replace adjacency and squares that are taken per record, where the second

@@ -25,9 +25,10 @@ class State(NamedTuple):
 def dp_kfc(
     momentum: float = 0.0, *, power: float = 0.5, scale_epsilon: float = 1e-2,
     decay: float = 0.9, refresh_every: int = 20, frame: str = 'scaled') -> contract.Rule:
-  """DP-SGD between Kronecker factors of curvature that need no private data.
+  """Use DP-KFC if you have some public inputs, with or without labels.
 
-  After DP-KFC (arXiv:2605.13418). A matrix W meets inputs a and sends back errors e, so that a
+  DP-SGD between Kronecker factors of curvature that need no private data, after DP-KFC
+  (arXiv:2605.13418). A matrix W meets inputs a and sends back errors e, so that a
   record's gradient is a sum of a e'. With a and e those of PUBLIC examples, be they made up, at
   the present weights:
 

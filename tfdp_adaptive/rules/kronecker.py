@@ -213,8 +213,9 @@ def relative_root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.T
 def dp_shampoo(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
     scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
-  """Shampoo (Gupta et al., arXiv:1802.09568) with scale-then-privatize between its matrices.
+  """Use DP-Shampoo (experimental) for weight matrices with correlated inputs, beside DP-SOAP.
 
+  Shampoo (Gupta et al., arXiv:1802.09568) with scale-then-privatize between its matrices.
   The private form is ours. A record's gradient W of a matrix is clipped and noised as `A W G`,
   and with g the release taken back to gradient units, v the variance of its noise there:
 
@@ -251,8 +252,9 @@ def dp_shampoo(
 def dp_soap(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
     scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
-  """SOAP (Vyas et al., arXiv:2409.11321) with scale-then-privatize between its matrices.
+  """Use DP-SOAP for weight matrices whose inputs are correlated or in raw units.
 
+  SOAP (Vyas et al., arXiv:2409.11321) with scale-then-privatize between its matrices.
   The private form is ours. Records are clipped and noised as in `dp_shampoo`, between A and G;
   with Q_A, Q_G the eigenvectors of these, and h = Q_A' g Q_G the release in their coordinates:
 

@@ -63,11 +63,12 @@ def dp_muon(
     momentum: float = 0.95, nesterov: bool = True, steps: int = 5, edge: bool = False,
     exclude: Sequence[str] = (), beta_1: float = 0.9, beta_2: float = 0.999,
     epsilon: float = 1e-8, relative_adam_learning_rate: float = 1.0) -> contract.Rule:
-  """Returns Muon for matrices and Adam for the rest, with one clip norm. Experimental.
+  """Use DP-Muon (experimental) to try Muon on large hidden matrices.
 
-  Matrices are variables with two axes, except for embeddings and variables that `exclude` names.
-  See `muon` for the effect of noise on them. The rest follows `dp_adam`. Name the output layer in
-  `exclude`, since Muon is for hidden layers.
+  Muon (Jordan 2024) for matrices and Adam for the rest, with one clip norm. Matrices are variables
+  with two axes, except for embeddings and variables that `exclude` names. See `muon` for the effect
+  of noise on them. The rest follows `dp_adam`. Name the output layer in `exclude`, since Muon is
+  for hidden layers.
 
   Args:
     momentum: The momentum of the matrices, in [0, 1).

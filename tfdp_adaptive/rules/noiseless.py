@@ -13,11 +13,11 @@ from tfdp_adaptive.rules import statistics
 def non_private_noiseless_adam(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
     scale_epsilon: Optional[float] = None, allow_non_private: bool = False) -> contract.Rule:
-  """NOT differentially private: Adam with a preconditioner that sees no noise.
+  """Use this diagnostic, which is NOT private, to see what noise in the second moment costs.
 
-  The diagnostic of Ganesh et al. (2025), arXiv:2507.01129, section 4.2. Its first
-  moment is of the noised mean and its second moment of the clean one: the most a
-  better second moment could bring. Everything it makes, parameters included,
+  Adam with a preconditioner that sees no noise: the diagnostic of Ganesh et al. (2025),
+  arXiv:2507.01129, section 4.2. Its first moment is of the noised mean and its second moment of the
+  clean one: the most a better second moment could bring. Everything it makes, parameters included,
   reveals the records: epsilon is infinite.
 
   Args:

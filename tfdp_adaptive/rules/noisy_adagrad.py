@@ -43,14 +43,37 @@ def noisy_adagrad(
     method: str = 'exact',
     box: Optional[constraints.Box] = None,
     radius: Optional[float] = None) -> contract.Rule:
-  """AdaGrad with noise on its preconditioner, in a public subspace.
+  """Use NoisyAdaGrad (experimental) for convex models of few parameters.
 
-  Kairouz et al. (2021), Algorithm 1, in k x k; for convex models of few parameters:
+  AdaGrad with noise on its preconditioner, in a public subspace. Kairouz et al. (2021),
+  Algorithm 1, in k x k:
 
       S += x x^T,   H = V^T (S^(1/2) + noise) V,   direction = V H^+ V^T (x + noise)
 
   `x` is the clean mean of the clipped records, V a public basis. Diagonal:
   `h = V V^T (sqrt(sum x^2) + noise)`, `direction = (x + noise) / (max{h, 0} + epsilon)`.
+
+  Example:
+
+  ```python
+  import keras
+  import numpy as np
+  import tfdp_adaptive as tfdp
+
+  x = np.random.default_rng(0).normal(size=[1000, 8]).astype('float32')
+  y = x.sum(axis=1, keepdims=True)
+  plan = tfdp.PrivacyPlan.calibrate(
+      target_epsilon=3.0, target_delta=1e-5, population_size=1000,
+      batch_size=100, steps=24, l2_norm_clip=1.0,
+      sampling=tfdp.sampling.FixedOrder(), extra_releases=(1.0,))
+  model = tfdp.make_private(keras.Sequential([
+      keras.layers.Input([8]), keras.layers.Dense(1)]))
+  tfdp.experimental('noisy_adagrad')
+  model.compile(
+      tfdp.NoisyAdaGrad(0.1, participations=3, diagonal=True,
+        plan=plan), loss='mse')
+  model.fit(plan.batches((x, y)))
+  ```
 
   Args:
     participations: K >= 1, the largest number of steps one record is in. All

@@ -26,9 +26,10 @@ class State(NamedTuple):
 def pasan(
     ellipsoid: trees.Tree = None, projection: str = 'euclidean',
     box: Optional[constraints.Box] = None, radius: Optional[float] = None) -> contract.Rule:
-  """PASAN: private SGD with an adaptive step size, in an ellipsoid that fits the gradients.
+  """Use PASAN (experimental) for convex models with a public bound for each coordinate.
 
-  Asi et al. (ICML 2021), Algorithm 1:
+  Private SGD with an adaptive step size, in an ellipsoid that fits the gradients. Asi et al.
+  (ICML 2021), Algorithm 1:
 
       g = (sum_j pi_A(g_j) + A^(-1/2) noise) / batch_size;   total += ||g||^2
       direction = g / sqrt(total),   parameters projected onto the constraint set
@@ -54,9 +55,9 @@ def pasan(
 def pagan(
     ellipsoid: trees.Tree = None, projection: str = 'euclidean',
     box: Optional[constraints.Box] = None, radius: Optional[float] = None) -> contract.Rule:
-  """PAGAN: private AdaGrad in an ellipsoid that fits the gradients.
+  """Use PAGAN for convex models with a public bound for each coordinate of a gradient.
 
-  Asi et al. (ICML 2021), Algorithm 2:
+  Private AdaGrad in an ellipsoid that fits the gradients. Asi et al. (ICML 2021), Algorithm 2:
 
       total += g^2;   direction = g / sqrt(total)   (0/0 := 0)
       parameters projected onto the constraint set in the metric diag(sqrt(total))

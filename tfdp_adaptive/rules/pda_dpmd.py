@@ -13,9 +13,10 @@ from tfdp_adaptive.rules import wrapping
 
 
 def pda_dpmd(steps: int) -> contract.Rule:
-  """PDA-DPMD: a mixture of the private and the public gradient.
+  """Use PDA-DPMD after pretraining on labeled public data of the same kind.
 
-  The first-order form of Amid et al. (ICML 2022):
+  A mixture of the private and the public gradient, the first-order form of Amid et al.
+  (ICML 2022):
 
       a_t = cos(pi t / (2 steps)),  t = 0, 1, ...
       direction = a_t * g + (1 - a_t) * public

@@ -19,9 +19,10 @@ from tfdp_adaptive.rules import wrapping
 def pdp_sgd(
     dimension: Optional[int] = None, basis: Optional[npt.ArrayLike] = None, method: str = 'exact',
     project_after: int = 0) -> contract.Rule:
-  """PDP-SGD: private gradients projected onto a subspace of public ones.
+  """Use PDP-SGD (experimental) to study subspaces of public gradients.
 
-  Zhou, Wu and Banerjee (ICLR 2021):
+  Noisy gradients are projected onto a subspace of public ones. Zhou, Wu and Banerjee
+  (ICLR 2021):
 
       direction = V V^T g
 

@@ -19,9 +19,10 @@ class State(NamedTuple):
 
 def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
             amsgrad: bool = False) -> contract.Rule:
-  """DP-Adam by post-processing: Adam on the privatized mean gradient.
+  """Use DP-Adam by default, and `DPAdamW` if weights should stay small.
 
-  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 5:
+  DP-Adam is robust for large models, small batches and small epsilons. It is Adam on the noisy
+  gradient (post-processing). Ganesh et al. (2025), arXiv:2507.01129, Algorithm 5:
 
       mu = beta_1 * mu + (1 - beta_1) * g;   nu = beta_2 * nu + (1 - beta_2) * g^2
       direction = mu / (1 - beta_1^t) / (sqrt(nu / (1 - beta_2^t)) + epsilon)
@@ -47,9 +48,10 @@ def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
 
 
 def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) -> contract.Rule:
-  """DP-AdaGrad by post-processing: AdaGrad on the privatized mean gradient.
+  """Use DP-AdaGrad for convex models with sparse features.
 
-  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 3:
+  DP-AdaGrad by post-processing: AdaGrad on the noisy gradient. Ganesh et al. (2025),
+  arXiv:2507.01129, Algorithm 3:
 
       nu += g^2;   direction = g / (sqrt(nu) + epsilon)
 
@@ -65,9 +67,10 @@ def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) ->
 
 def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8, momentum: float = 0.0,
                centered: bool = False) -> contract.Rule:
-  """DP-RMSProp by post-processing: RMSProp on the privatized mean gradient.
+  """Use DP-RMSProp to adapt as DP-Adam does, without a moving average of gradients.
 
-  Li et al. (ICLR 2023), section 2, `nu` not normalized:
+  DP-RMSProp by post-processing: RMSProp on the noisy gradient. Li et al. (ICLR 2023), section 2,
+  `nu` not normalized:
 
       nu = rho * nu + (1 - rho) * g^2;   direction = g / (sqrt(nu) + epsilon)
 
@@ -93,9 +96,10 @@ def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8, momentum: float = 0.0,
 def dp_yogi(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-3,
     initial_accumulator_value: float = 1e-6) -> contract.Rule:
-  """DP-Yogi by post-processing: Yogi on the privatized mean gradient.
+  """Use DP-Yogi as DP-Adam, if second moments should not drop quickly.
 
-  Zaheer et al. (NeurIPS 2018), Algorithm 2:
+  DP-Yogi by post-processing: Yogi on the noisy gradient. Zaheer et al. (NeurIPS 2018),
+  Algorithm 2:
 
       m = beta_1 * m + (1 - beta_1) * g;   v = v - (1 - beta_2) * sign(v - g^2) * g^2
       direction = m / (sqrt(v) + epsilon)

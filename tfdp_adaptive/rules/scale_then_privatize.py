@@ -17,9 +17,10 @@ from tfdp_adaptive.rules import post_processing
 def scale_then_privatize(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8, *,
     scale_epsilon: float = 1e-2) -> contract.Rule:
-  """Scale-then-privatize over Adam (DP-Adam-STP).
+  """Use DP-AdamSTP if batches are large for the model: noise over signal below 1.
 
-  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 8:
+  Scale-then-privatize over Adam: clipping and noise use the geometry of Adam. Ganesh et al.
+  (2025), arXiv:2507.01129, Algorithm 8:
 
       s_t = 1 / (sqrt(nu_hat_{t-1}) + scale_epsilon)
       g = (sum_j clip(s_t * g_j; zeta) + noise) / batch_size / s_t;   then Adam on g
@@ -49,8 +50,9 @@ def scale_then_privatize(
 def dp_adagrad_stp(
     initial_accumulator_value: float = 0.0, epsilon: float = 1e-8, *,
     scale_epsilon: float = 1e-2) -> contract.Rule:
-  """Scale-then-privatize over AdaGrad, see `scale_then_privatize`.
+  """Use DP-AdaGradSTP for sparse features, if noise over signal is below 1.
 
+  Scale-then-privatize over AdaGrad, see `scale_then_privatize`:
   `s_t = 1 / (sqrt(nu_{t-1}) + scale_epsilon)`.
 
   Args:
@@ -68,8 +70,9 @@ def dp_adagrad_stp(
 def dp_rmsprop_stp(
     rho: float = 0.9, epsilon: float = 1e-8, *,
     scale_epsilon: float = 1e-2) -> contract.Rule:
-  """Scale-then-privatize over RMSProp, see `scale_then_privatize`.
+  """Use DP-RMSPropSTP as DP-AdamSTP, without a moving average of gradients.
 
+  Scale-then-privatize over RMSProp, see `scale_then_privatize`:
   `s_t = 1 / (sqrt(v_{t-1}) + scale_epsilon)`, `v` not normalized.
 
   Args:

@@ -17,9 +17,10 @@ class State(NamedTuple):
 
 
 def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
-  """DP-SGD with momentum; with correlated noise, DP-FTRL or DP-MF.
+  """Use DP-SGD if all inputs and layers have one scale, or with correlated noise.
 
-  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 1 and section 4.5:
+  SGD with momentum on the noisy gradient. With correlated noise it is DP-FTRL or DP-MF. Ganesh et
+  al. (2025), arXiv:2507.01129, Algorithm 1 and section 4.5:
 
       m = momentum * m + g
       direction = m                  (Nesterov: g + momentum * m)

@@ -10,9 +10,10 @@ from tfdp_adaptive.rules import post_processing
 def side_information_adam(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
     second_moment: trees.Tree = None) -> contract.Rule:
-  """Adam whose second moment comes from public data (side information).
+  """Use this optimizer with labeled public data of the same kind as the private examples.
 
-  Ganesh et al. (2025), arXiv:2507.01129, Algorithm 9:
+  Adam whose second moment comes from public data (side information). Ganesh et al. (2025),
+  arXiv:2507.01129, Algorithm 9:
 
       direction = mu_hat / (sqrt(nu_hat) + epsilon)
 
