@@ -26,9 +26,9 @@ INNER = {
         'accounting.cost batches.sources contract independence.disclosures '
         'keras.weight_ledger mechanisms.progress privacy.ledger terms'),
     'federated': (
-        'batches.passes batches.sampling_seed batches.sources contract estimates.vocabulary '
-        'keras.weight_ledger noise noise.keys privacy.card privacy.ledger privacy.statement '
-        'privacy.weight_digests private_rule privatizer'),
+        'batches.digests batches.passes batches.sampling_seed batches.sources contract '
+        'estimates.vocabulary keras.weight_ledger noise noise.keys privacy.card privacy.ledger '
+        'privacy.statement privacy.weight_digests private_rule privatizer'),
     'queries': (
         'clipping.choices clipping.projection contract noise noise.keys private_rule '
         'privatizer weights'),

@@ -138,7 +138,7 @@ def test_unsampled_noise_is_in_units_of_the_sensitivity_under_both_adjacencies(a
 
 @pytest.mark.pitfall(
     'Amplification by sampling is claimed for shuffled batches.',
-    severity='critical', stops='not claimed')
+    severity='critical', stops='the plan claims no amplification for such batches')
 def test_poisson_amplification_is_claimed_for_poisson_batches_only():
   assert make_plan().epsilon() == pytest.approx(1.828, abs=2e-3)
   fixed = make_plan(sampling=sampling.FixedOrder())
@@ -282,7 +282,7 @@ def test_a_cycle_begun_counts_whole():
 
 @pytest.mark.pitfall(
     'A run without noise has a finite epsilon.',
-    severity='critical', stops='infinite')
+    severity='critical', stops='epsilon is infinite')
 def test_without_noise_there_is_no_privacy():
   plan = make_plan(noise_multiplier=0)
   assert plan.epsilon() == math.inf and plan.delta(5.0) == 1.0 and plan.epsilon(0) == 0

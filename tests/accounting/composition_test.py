@@ -55,8 +55,9 @@ def single_step(q, sigma, epsilon):
 
 @pytest.mark.pitfall(
     'The accountant is below the truth at a tiny delta, by its own rounding.',
-    severity='critical', stops='a proven upper bound, compared with an independent '
-                               'accountant')
+    severity='critical',
+    stops='the accountant returns a proven upper bound, and tests compare it with an independent '
+          'one')
 @pytest.mark.parametrize('seed', [
     *range(PLANS), pytest.param(391, marks=pytest.mark.slow, id='57 million steps')])
 def test_epsilon_is_never_below_the_truth_and_at_most_a_percent_above(seed):
@@ -168,7 +169,7 @@ def test_very_long_runs_are_answered(count):
 
 
 @pytest.mark.pitfall(
-    'A delta is asked for that numbers cannot express.',
+    'A delta is requested that floating-point numbers cannot express.',
     severity='high', stops='ValueError')
 def test_deltas_beyond_floating_point_are_refused():
   with pytest.raises(ValueError, match='`target_delta` must be at least 1e-100'):

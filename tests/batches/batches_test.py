@@ -73,7 +73,7 @@ def test_an_empty_batch_has_one_padded_row_at_least():
 
 @pytest.mark.pitfall(
     'The same coins are used for two passes.',
-    severity='high', stops='drawn again from the operating system')
+    severity='high', stops='every pass draws a new seed from the operating system')
 def test_every_pass_and_every_call_draws_anew():
   plan = make_plan(seed=None, steps=8)
   one = plan.batches(make_data())
@@ -245,7 +245,7 @@ def test_schemes_whose_batches_have_a_largest_size_have_one_static_shape(scheme,
 
 
 @pytest.mark.pitfall(
-    'A second pass over a fixed order begins at its start.',
+    'A second pass over a fixed order starts from the beginning.',
     severity='critical', stops='PrivacyError that names `start_step`')
 @pytest.mark.parametrize('scheme, refused', [
     (sampling.Poisson(), False), (sampling.CyclicPoisson(cycle=3), True),

@@ -99,10 +99,11 @@ def test_data_sets_share_the_coins_of_their_run(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A run is resumed with the records in another order, or with other records: some take part '
-    'sooner than is accounted for.',
-    severity='critical', stops='refused where the file of `coins` is given, which knows some '
-                               'records of the order')
+    'A run is resumed with other examples or in another order, so some take part sooner than '
+    'was accounted for.',
+    severity='critical',
+    stops='an error if the run has a file of `coins`, which identifies some examples of the '
+          'order')
 @pytest.mark.parametrize('scheme', [
     SCHEMES[0], SCHEMES[1], sampling.FixedOrder(), sampling.CyclicPoisson(4)], ids=str)
 def test_a_run_goes_on_with_its_records_in_their_order(scheme, tmp_path):
@@ -129,10 +130,11 @@ def test_users_go_on_by_their_ids(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'Batches drawn by a plan are skipped in a loop of one\'s own, so that records meet other steps '
-    'than their coins say.',
-    severity='critical', stops='a step takes the batch of its own number only; what was skipped is '
-                               'drawn again, with the coins of the run')
+    'A custom loop skips batches of the plan, so examples take part in other steps than were '
+    'drawn.',
+    severity='critical',
+    stops='a step accepts only the batch of its own number, and skipped batches are drawn again '
+          'from the same seed')
 @pytest.mark.parametrize('scheme, adjacency', [
     (SCHEMES[0], 'zero_out'), (SCHEMES[1], 'zero_out'), (sampling.BallsInBins(10), 'add_remove'),
     (sampling.RandomAllocation(10), 'zero_out'),

@@ -175,7 +175,7 @@ def test_a_data_set_is_written_once_and_read_from_the_folder_named(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A folder of `cache` is there already, of other records or of an order that was another.',
+    'The `cache` folder already holds other examples or another order.',
     severity='high', stops='ValueError: its first records are compared')
 def test_a_cache_of_other_records_is_refused(tmp_path):
   folder, n = str(tmp_path), 50

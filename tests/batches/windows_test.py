@@ -24,7 +24,8 @@ def cut(step, length=5, series=SERIES):
 
 
 @pytest.mark.pitfall(
-    'Overlapping windows of one series are taken for independent records.', severity='high',
+    'Overlapping windows of one series are treated as independent examples.',
+    severity='high',
     stops='a warning and a sentence in the statement; protect whole series by `unit="user"`')
 def test_windows_are_warned_of_and_the_statement_says_it():
   x = cut(1)

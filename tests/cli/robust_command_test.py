@@ -82,8 +82,8 @@ def broken(tmp_path_factory):
 
 
 @pytest.mark.pitfall(
-    'Wrong arguments end in a traceback, or after minutes of work.',
-    severity='medium', stops='an error in one line, before any work')
+    'Wrong arguments give a traceback, or fail only after minutes of work.',
+    severity='medium', stops='an error of one line before any work starts')
 @pytest.mark.parametrize('command', sorted(USED))
 def test_nothing_wrong_is_a_traceback_or_leaves_files(command, broken, monkeypatch):
   """One option at least is wrong: the text to train on never is one."""

@@ -58,8 +58,8 @@ def mixed(size, rng):
 
 
 @pytest.mark.pitfall(
-    'Steps of one enormous record cancel in its norm, and come back in the sum by rounding.',
-    severity='critical', stops='rounding is charged to the norm on every route')
+    'Parts of one enormous gradient cancel in its norm but, through rounding, not in the sum.',
+    severity='critical', stops='the norm includes a bound on rounding errors')
 @pytest.mark.parametrize('make', [outer, unknown_length, table, convolved, mixed])
 @pytest.mark.parametrize('size', [1.0, 1e3, 1e5, 1e8])
 @pytest.mark.parametrize('scaled', [False, True])

@@ -111,8 +111,8 @@ def _target_of(name, outputs):
 
 
 @pytest.mark.pitfall(
-    'A loss normalises over the batch, as by a mask\'s mean.',
-    severity='critical', stops='computed for each example by itself')
+    "A loss normalises over the batch, as by a mask's mean.",
+    severity='critical', stops='the loss is computed for each example separately')
 @pytest.mark.parametrize('name', [name for name, _ in _all_losses()])
 def test_no_loss_of_keras_lets_an_example_change_another(name):
   """Whatever the others are: labels that are no labels, outputs a thousand times as large."""

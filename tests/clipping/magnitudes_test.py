@@ -115,10 +115,9 @@ def assert_sums(sums, totals, clip, count):
 
 
 @pytest.mark.pitfall(
-    'One finite record of enormous size turns the release into NaN, or overflows its own '
-    'norm.',
-    severity='high', stops='norms of parts and sizes apart; the record is clipped like any '
-                           'other')
+    'One finite record of enormous size turns the release into NaN, or overflows its own norm.',
+    severity='high',
+    stops='norms are computed without overflow, and the example is clipped like any other')
 @pytest.mark.parametrize('name', MODELS)
 def test_book_keeping(name):
   if name == 'tied' and not compat.KERAS_3:

@@ -61,7 +61,7 @@ def data():
 @pytest.mark.pitfall(
     'A token id or label that does not exist stops the training: one record decides whether '
     'there is a model.',
-    severity='high', stops='the record counts as none, and is counted in the diagnostics')
+    severity='high', stops='the example counts as empty, and the diagnostics count such examples')
 @pytest.mark.parametrize('engine', ['bookkeeping', 'layered', 'materialized'])
 @pytest.mark.parametrize('where', ['id', 'label'])
 @pytest.mark.parametrize('value', [-1, WORDS, 2**31 - 1, -2**31])
@@ -93,7 +93,7 @@ def test_a_label_of_weight_zero_is_not_looked_at(sums):
 
 @pytest.mark.pitfall(
     'Records are left out silently because of bad ids.',
-    severity='medium', stops='counted in the diagnostics, which are named not private')
+    severity='medium', stops='the diagnostics count them, and are marked as not private')
 def test_training_goes_on_and_counts_them():
   x, y = data()
   x[0, 0], y[2, 1] = WORDS, CLASSES

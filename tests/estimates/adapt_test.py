@@ -93,9 +93,10 @@ def test_a_private_vocabulary():
 
 
 @pytest.mark.pitfall(
-    'A layer is adapted to the private data, and holds their exact mean or words.',
-    severity='critical', stops='a warning and a sentence in the statement; '
-                               '`tfdp.estimates.adapt` is the private form')
+    'A layer is adapted to the private data, so it holds their exact mean or vocabulary.',
+    severity='critical',
+    stops='a warning and a sentence in the statement; `tfdp.estimates.adapt` is the private '
+          'form')
 def test_adapted_layers_are_named():
   data = RNG.normal(size=[64, 2]).astype('float32')
 

@@ -67,9 +67,8 @@ def test_views_after_a_kill_are_those_of_an_unbroken_run(mother, tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A run that was killed uses a row of noise for two different batches.',
-    severity='critical', stops='state is saved before anything of a step is shown; proven '
-                               'by a ledger')
+    'A killed run uses the same noise for two different batches.',
+    severity='critical', stops='the state is saved before any result of a step is released')
 @pytest.mark.slow
 def test_kills_at_any_moment(mother, tmp_path):
   kills = int(os.environ.get('TFDP_KILLS', 25))

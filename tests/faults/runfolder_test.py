@@ -80,8 +80,9 @@ WRITERS = {
 
 
 @pytest.mark.pitfall(
-    'A power cut undoes the renaming of a state whose step was released: the step is taken again.',
-    severity='critical', stops='the folder is synced before the run goes on')
+    'After a power cut the saved state is older than the released step, so the step is taken '
+    'again.',
+    severity='critical', stops='the folder is synced to disk before the run continues')
 @pytest.mark.parametrize('writer', sorted(WRITERS))
 def test_a_state_is_on_disk_when_its_writer_returns(writer, tmp_path, calls):
   WRITERS[writer](tmp_path)
@@ -119,7 +120,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.pitfall(
     'A saved state was damaged.',
-    severity='critical', stops='refused: a digest over all of it')
+    severity='critical', stops='an error, because a digest covers the whole file')
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.booleans())
 def test_every_change_is_seen(saved, place, bit, cut):
   path, whole = saved
@@ -157,8 +158,8 @@ def test_a_file_that_is_there_is_not_created(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'Two runs go on from one state, with the same noise.',
-    severity='critical', stops='a lock')
+    'Two runs resume from one state and use the same noise.',
+    severity='critical', stops='a lock on the folder')
 def test_one_process_at_a_time(tmp_path):
   first = runfolder.Lock(tmp_path)
   with pytest.raises(runfolder.Held):

@@ -15,7 +15,7 @@ KILLS = int(os.environ.get('TFDP_KILLS', 3))
 
 
 @pytest.mark.pitfall(
-    'A silo is killed in a round, or after it was saved and before it was answered.',
+    'A silo is killed during a round, or after saving and before answering.',
     severity='critical',
     stops='the folder is written before the answer is sent, so the saved answer is sent again')
 def test_a_silo_that_is_killed_again_and_again(tmp_path):

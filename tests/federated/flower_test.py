@@ -106,7 +106,8 @@ def with_all():
 @pytest.mark.parametrize('how', NONE)
 @pytest.mark.pitfall(
     'A node of Flower dies, fails, is late, or answers with NaN, other shapes or rubbish.',
-    severity='critical', stops='it counts as zero; the divisor stays the expected number')
+    severity='critical',
+    stops='the answer counts as zero, and the divisor stays the expected number')
 def test_an_answer_that_is_none(how, without_node_4, with_all):
   result = flat(run(Grid(odd={4: NONE[how]}), plan=everyone())[1])
   np.testing.assert_allclose(result, without_node_4, rtol=1e-5)
@@ -156,8 +157,8 @@ def test_only_the_cohort_is_asked_and_what_it_is_sent_is_public():
 
 
 @pytest.mark.pitfall(
-    'A node of Flower that comes back would take another place, and part too soon.',
-    severity='high', stops='places are kept by public key, on disk, before anything is sent')
+    'A Flower node that reconnects gets another place in the order, so it takes part too soon.',
+    severity='high', stops='places are stored on disk by public key before anything is sent')
 def test_nodes_keep_their_places(tmp_path):
   plan = regression.make_plan(sampling=tfdp.sampling.FixedOrder(), steps=4)
   grid = Grid()
@@ -194,8 +195,9 @@ def test_a_node_is_known_by_its_key(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A server of Flower counts down its rounds while no node is online.', severity='high',
-    stops='a round waits for `min_nodes`; without them the run ends, and no budget is used')
+    'A Flower server uses up its rounds while no node is online.',
+    severity='high',
+    stops='a round waits for `min_nodes`; without them the run ends and uses no budget')
 def test_no_budget_is_used_while_too_few_nodes_are_online(tmp_path, monkeypatch):
   grid, plan = Grid(), everyone(steps=4)
   grid.offline = set(grid.users)
@@ -261,7 +263,7 @@ PLACES = {  # Where a server can be killed: before the call, or after it.
 
 @pytest.mark.pitfall(
     'A ServerApp of Flower is killed and started again.',
-    severity='critical', stops='it goes on from its saved state, with fresh keys')
+    severity='critical', stops='the server resumes from its saved state with new keys')
 def test_a_server_that_is_killed_uses_no_noise_twice(tmp_path, monkeypatch):
   """Ten times, at every place twice."""
   used, steps = [], 20

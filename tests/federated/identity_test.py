@@ -142,8 +142,8 @@ def go_on(path, process, data):
 
 
 @pytest.mark.pitfall(
-    'A run goes on with another rule, client optimizer or form of the data.',
-    severity='critical', stops='refused; the error says which differs')
+    'A run resumes with another rule, client optimizer or data format.',
+    severity='critical', stops='an error that names the difference')
 def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
   rate = RATES['cosine']
   run = go_on(tmp_path, make(rate=rate()), users())
@@ -171,8 +171,9 @@ def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A run goes on with its clients in another order, so that groups are others.',
-    severity='critical', stops='refused: a fingerprint of clients and their order is saved')
+    'A run resumes with its clients in another order, so the groups change.',
+    severity='critical',
+    stops='an error, because a fingerprint of the clients and their order is saved')
 def test_groups_would_break_for_clients_in_another_order(tmp_path):
   """The defect itself: separated groups go by position, and the run refuses."""
   plan = regression.make_plan(steps=6, batch_size=2, sampling=tfdp.sampling.BallsInBins(cycle=3),
@@ -186,7 +187,7 @@ def test_groups_would_break_for_clients_in_another_order(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A client is named twice: one user has three times the sensitivity.',
+    'A client is listed twice, so one user has a larger sensitivity.',
     severity='critical', stops='ValueError')
 def test_a_client_that_is_named_twice_is_refused():
   class Twice:

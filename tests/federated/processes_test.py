@@ -195,8 +195,8 @@ def test_a_neighbouring_population_moves_the_mean_by_the_clip_norm_at_most(engin
 
 
 @pytest.mark.pitfall(
-    'Exact sums or counts of clients are in a round\'s result.',
-    severity='critical', stops='left out, unless asked for as `not_private/`')
+    "Exact sums or counts of clients are in a round's result.",
+    severity='critical', stops='they are left out unless you request them as `not_private/`')
 def test_nothing_exact_about_the_clients_comes_out_unless_asked_for(engine):
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
   cohort = [users.create_tf_dataset_for_client('user3')]

@@ -95,7 +95,7 @@ def test_rounds_are_those_in_process(cluster, monkeypatch):
 
 @pytest.mark.pitfall(
     'A machine of a Ray cluster is lost in a run.',
-    severity='high', stops='its actors go on elsewhere, with the same clients in the same round')
+    severity='high', stops='its actors restart elsewhere with the same clients in the same round')
 def test_a_machine_that_is_lost(cluster):
   lost = cluster.add_node(**NODE)
   gone = []
@@ -140,8 +140,9 @@ def everyone(**kwargs):
 
 @pytest.mark.pitfall(
     'An actor of Ray is lost in a round, or a client ends every process that reads it.',
-    severity='critical', stops='its clients are run again on the same round; such a client counts '
-                               'as absent')
+    severity='critical',
+    stops='another actor trains its clients in the same round; a client that ends every process '
+          'counts as absent')
 def test_clients_and_actors_that_are_lost(cluster, tmp_path):
   plan = everyone(population_size=4, batch_size=4)
   odd = Odd(regression.make_users(4), batch_size=4, unreadable=['user2'],

@@ -67,8 +67,8 @@ def test_calls_and_workers_do_not_change_the_sum(process, monkeypatch):
 
 
 @pytest.mark.pitfall(
-    'One client\'s data stop a round.',
-    severity='high', stops='it counts as absent')
+    "One client's data stop a round.",
+    severity='high', stops='the client counts as absent')
 def test_a_failing_client_counts_as_absent_and_takes_nobody_along(process):
   """Else one user's data would move more than its own clip norm."""
   rest = [c for c in COHORT if c not in ('user2', 'user3')]

@@ -48,8 +48,8 @@ def refused(folder, data):
 
 
 @pytest.mark.pitfall(
-    'A federated run\'s state was damaged.',
-    severity='critical', stops='refused, in our own words')
+    "A federated run's state was damaged.",
+    severity='critical', stops='an error that says so')
 def test_every_flipped_byte_and_every_truncation_is_noticed(saved):
   whole = (saved.path / 'state.npz').read_bytes()
   for place in range(len(whole)):
@@ -71,7 +71,7 @@ def test_foreign_bytes_with_a_digest_of_their_own(saved, data):
 
 @pytest.mark.pitfall(
     'Secrets of a run can be read by other users of the machine.',
-    severity='high', stops='mode 0600 from the first byte on')
+    severity='high', stops='files are created with mode 0600')
 def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch):
   modes = []
   opened = os.open
@@ -95,9 +95,9 @@ def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch
 
 
 @pytest.mark.pitfall(
-    'The state is gone while rounds were released: the run would begin again and state '
-    'one round\'s epsilon.',
-    severity='critical', stops='refused')
+    'The state is lost after rounds were released, so the run would start again and state too '
+    'small an epsilon.',
+    severity='critical', stops='an error')
 @pytest.mark.parametrize('state', [None, 2])
 def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
   for path in (tmp_path / 'csv', tmp_path / 'events'):
@@ -160,7 +160,7 @@ def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
 
 @pytest.mark.pitfall(
     'An exact metric overwrites the private one of the same name, or the other way round.',
-    severity='high', stops='names are kept apart')
+    severity='high', stops='private and exact metrics have different prefixes')
 def test_no_number_overwrites_another():
   process = regression.build(
       rules.dp_sgd(), regression.make_plan(steps=2), exact_metrics=True,
@@ -175,8 +175,8 @@ def test_no_number_overwrites_another():
 
 
 @pytest.mark.pitfall(
-    'The duration of a round reveals that a user with many examples took part.',
-    severity='high', stops='it is in `speed` alone, and neither in the history nor in a file')
+    'The duration of a round reveals whether a user with many examples took part.',
+    severity='high', stops='durations are only in `result.speed`, not in the history or in files')
 def test_no_time_of_a_round_is_in_what_is_released(tmp_path, monkeypatch):
   """Neither as a number nor as the time of an event: clocks differ, and no file does."""
   process = regression.build(rules.dp_sgd(), regression.make_plan(steps=2))

@@ -91,8 +91,8 @@ def test_noise_follows_the_clip_norm_and_every_part_has_the_noise_of_its_share()
 
 
 @pytest.mark.pitfall(
-    'Private metrics and the clip norm\'s count are released besides the budget.',
-    severity='critical', stops='one joint release')
+    'Private metrics and the count for the clip norm are released outside the budget.',
+    severity='critical', stops='one noisy release contains all of them')
 def test_one_client_moves_the_joint_release_by_one_at_most():
   """In units of the noise of each part times sigma: squares of clip norms, times the shares."""
   server = make_server(rules.scale_then_privatize(scale_epsilon=0.1), private_metrics=METRICS,

@@ -214,8 +214,10 @@ def test_models_that_are_not_private_are_refused(used):
 
 
 @pytest.mark.pitfall(
-    'A silo begins in a new folder, so that its ledger begins at zero.', severity='critical',
-    stops='a folder beside it with the same records, a lost state and a later round are refused')
+    'A silo begins in a new folder, so that its ledger begins at zero.',
+    severity='critical',
+    stops='an error if a folder beside it has the same examples, or if the state is lost or the '
+          'round is later')
 def test_a_fresh_folder_beside_an_old_one_is_refused(used, tmp_path):
   plan = make_plan()
   begin = lambda folder, data=(X, Y), new=False, **kwargs: Silo(folder, plan=plan, new=new).train(

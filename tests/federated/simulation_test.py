@@ -40,7 +40,7 @@ def test_simulate_is_the_process_on_the_cohorts_of_the_plan(engine):
 
 @pytest.mark.pitfall(
     'A user takes part more often, or sooner, than was accounted for.',
-    severity='critical', stops='cohorts come from the plan')
+    severity='critical', stops='the plan draws the cohorts')
 @pytest.mark.parametrize('sampling, batch_size, participation', [
     (tfdp.sampling.FixedOrder(), 3, (2, 3)), (tfdp.sampling.CyclicPoisson(cycle=2), 2, None)])
 def test_nobody_takes_part_more_often_than_was_accounted_for(
@@ -122,8 +122,8 @@ def test_refusals():
 
 
 @pytest.mark.pitfall(
-    'Weights of a federated run are trained further by Keras, or those of a private Keras model by '
-    'users, and the epsilon of one run is stated.',
+    'Weights of a federated run are trained further in Keras, or the other way round, and '
+    'only one run is stated.',
     severity='critical', stops='`assign_weights_to` and the model that is given carry the ledger')
 def test_the_ledger_goes_from_users_to_keras_and_back(tmp_path):
   plan, model, path = regression.make_plan(steps=2), regression.model_fn(), tmp_path / 'm.keras'

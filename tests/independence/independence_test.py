@@ -192,7 +192,7 @@ RARELY = {
         lambda x: tf.where(tf.reduce_any(tf.math.is_inf(x)), tf.zeros_like(x), x)),
     'missing numbers are means': lambda: small.first(lambda x: tf.where(
         tf.math.is_nan(x), tf.reduce_mean(tf.where(tf.math.is_nan(x), 0.0, x), 0), x)),
-    'a number for missing ones is a mean': lambda: small.first(
+    'missing numbers become the mean of the batch': lambda: small.first(
         lambda x: tf.where(tf.equal(x, -999), small.mean(x), x)),
     'if a word is there': _words_if(lambda ids: tf.reduce_any(tf.equal(ids, 103))),
     'where a word is': _words_if(lambda ids: tf.equal(ids, 103)),
@@ -202,10 +202,11 @@ RARELY = {
 
 
 @pytest.mark.pitfall(
-    'Examples are mixed rarely: above a size of the batch, at some step or draw, where one word '
-    'or a missing number is.',
-    severity='critical', stops='PrivacyError before the first step: the constants that the graph '
-                               'compares with are tried as values, sizes and counts')
+    'A model mixes examples rarely: above some batch size, at some step, or when one word or '
+    'a missing number occurs.',
+    severity='critical',
+    stops='PrivacyError before the first step; the check tries all constants of the graph as '
+          'values, sizes and counts')
 @pytest.mark.parametrize('name', RARELY)
 def test_what_is_mixed_rarely_is_found(name):
   with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as error:
@@ -261,11 +262,11 @@ def test_python_that_asks_for_the_size_of_a_batch():
 
 
 @pytest.mark.pitfall(
-    'Examples are mixed out of gradients\' sight: centring behind `stop_gradient`, ranks, '
-    'medians, trimming to the longest, capacities of experts, a backward pass that '
-    'normalises.',
-    severity='critical', stops='PrivacyError before the first step: values are compared, in '
-                               'training, on batches whose other rows change')
+    'A model mixes examples in ways that gradients do not show, such as centering behind '
+    '`stop_gradient`, ranks, medians, or trimming to the longest text.',
+    severity='critical',
+    stops='PrivacyError before the first step; the check compares outputs of batches that '
+          'differ in other rows')
 @pytest.mark.parametrize('name', MIXING)
 def test_mixing_is_found(name):
   with pytest.raises(tfdp.PrivacyError, match='mixes examples: an example') as error:

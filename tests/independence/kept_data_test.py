@@ -89,10 +89,9 @@ def _on_disk(self, x):
 
 
 @pytest.mark.pitfall(
-    'A layer writes data into a variable, table or file of its own, which outlives the '
-    'step.',
-    severity='critical', stops='PrivacyError before the first step: writes are followed '
-                               'through the graph')
+    'A layer writes data into its own variable, table or file, which outlives the step.',
+    severity='critical',
+    stops='PrivacyError before the first step: writes are followed through the graph')
 @pytest.mark.parametrize('how', [
     _assigned, _moving, _in_a_condition, _in_a_loop, _in_a_function, _backwards, _tabulated,
     _counted, _measured, _on_disk])
@@ -128,9 +127,9 @@ def test_layers_called_in_a_loop_take_one_example_at_a_time():
 
 
 @pytest.mark.pitfall(
-    'Python code inside the graph keeps something of earlier batches.',
-    severity='critical', stops='PrivacyError before the first step: the same batch must '
-                               'give the same twice')
+    'Python code inside the graph keeps data of earlier batches.',
+    severity='critical',
+    stops='PrivacyError before the first step; the check runs the same batch twice')
 def test_what_python_keeps_between_steps():
   """Where the graph calls Python no operation tells, but the same batch gives something else."""
   seen = []
@@ -148,7 +147,7 @@ def test_what_python_keeps_between_steps():
 
 @pytest.mark.pitfall(
     'A layer is changed after the model was validated.',
-    severity='critical', stops='validated again after `compile`')
+    severity='critical', stops='the model is validated again after `compile`')
 def test_a_model_compiled_anew_is_validated_anew():
   """A layer may have been told to do something else."""
   inputs = keras.Input((4,))

@@ -53,9 +53,10 @@ SCHEMES = pytest.mark.parametrize('plan', [
 
 
 @pytest.mark.pitfall(
-    'The same batch is trained on twice, or batches in another order, by `train_on_batch`.',
-    severity='critical', stops='PrivacyError, or nothing but an empty batch under XLA: '
-                               'batches are tagged for their step')
+    '`train_on_batch` gets the same batch twice, or batches in another order.',
+    severity='critical',
+    stops='PrivacyError, because batches are tagged for their step; under XLA the batch counts as '
+          'empty')
 @SCHEMES
 def test_batches_are_taken_once_and_in_their_order(plan):
   model = make_model(plan)
@@ -74,7 +75,7 @@ def test_batches_are_taken_once_and_in_their_order(plan):
 
 @pytest.mark.pitfall(
     'Batches of another plan are used.',
-    severity='critical', stops='refused by their tag')
+    severity='critical', stops='an error, because batches are tagged with their plan')
 def test_a_batch_of_another_plan_is_refused():
   model = make_model()
   for changes in (dict(batch_size=9), dict(steps=7), dict(sampling=tfdp.sampling.FixedOrder()),
@@ -96,8 +97,8 @@ def changed(batch):
 
 
 @pytest.mark.pitfall(
-    'Records are repeated within a drawn batch, as augmentation by concatenation does.',
-    severity='critical', stops='refused: every row has a tag of its own place')
+    'Augmentation by concatenation repeats examples within a batch.',
+    severity='critical', stops='an error, because every row is tagged with its place')
 @pytest.mark.parametrize('user', [False, True])
 def test_rows_of_a_batch_are_taken_once_and_in_their_place(user):
   if user:
@@ -174,9 +175,8 @@ def test_after_a_refusal_the_same_model_trains(run_eagerly):
 
 
 @pytest.mark.pitfall(
-    'A second `fit` starts the order over: records take part too soon.',
-    severity='critical', stops='the data set goes on with the step that comes next, or is '
-                               'refused')
+    'A second `fit` starts from the beginning of the order, so examples take part too soon.',
+    severity='critical', stops='the data set continues with the next step, or is refused')
 def test_fit_goes_on_where_it_was_and_after_an_exception():
   plan = make_plan()
   model = make_model(plan)
@@ -206,8 +206,9 @@ def test_two_models_and_a_second_optimizer_on_one_plan_each_keep_it():
 
 @pytest.mark.pitfall(
     'You sample batches yourself, and the reader of the statement does not know it.',
-    severity='high', stops='`own_sampler=` must say how; the statement repeats it as the '
-                           'caller\'s word')
+    severity='high',
+    stops='the argument `own_sampler` must describe the sampling, and the statement repeats it as '
+          'your word')
 def test_own_sampling_is_said_in_the_statement():
   with pytest.raises(ValueError, match='without a plan'):
     tfdp.DPAdam(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8, own_sampler='mine')
@@ -236,7 +237,7 @@ def test_fixed_sizes_are_kept_with_weights_too():
 
 @pytest.mark.pitfall(
     'Several steps per execution run more steps than `fit` counted.',
-    severity='critical', stops='the step counts itself, and checks the tag of every batch')
+    severity='critical', stops='the step counts itself and checks the tag of every batch')
 @pytest.mark.parametrize('several', [2, 4])  # Of six steps: all, and not all, in whole executions.
 def test_several_steps_per_execution(several):
   plan = make_plan(sampling=tfdp.sampling.FixedOrder())

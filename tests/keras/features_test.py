@@ -86,9 +86,9 @@ def test_without_weight_decay_weights_are_written_once_a_step():
 
 
 @pytest.mark.pitfall(
-    'Data whose end is not known beforehand take one more row of noise, and one more weight '
-    'decay, at the end of every epoch.',
-    severity='medium', stops='whatever a step writes waits for its batch')
+    'If the length of the data is unknown, each epoch ends with one extra row of noise and '
+    'one extra weight decay.',
+    severity='medium', stops='a step writes nothing before it has its batch')
 def test_nothing_is_written_where_data_end():
   """Keras begins a step more there; its own optimizers then decay the weights once too often."""
   batches = lambda: ((X[i:i + B], Y[i:i + B]) for i in range(0, len(X), B))

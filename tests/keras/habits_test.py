@@ -316,9 +316,9 @@ def test_copies_are_private(make):
 
 
 @pytest.mark.pitfall(
-    "`keras.models.clone_model` makes a plain Sequential of a private one, which trains "
+    '`keras.models.clone_model` makes a plain Sequential of a private one, which trains '
     'without privacy.',
-    severity='critical', stops='the copy is private')
+    severity='critical', stops='the copy is private, too')
 @pytest.mark.parametrize('compiled', [True, False])
 def test_clones_are_private(compiled):
   for model in (built(), functional()):
@@ -356,8 +356,8 @@ class Overrides(tfdp.DPSequential):
 
 
 @pytest.mark.pitfall(
-    'A metric of one\'s own counts the padding of a plan\'s batches.',
-    severity='medium', stops='a warning names metrics of one\'s own')
+    "A custom metric counts the padding in a plan's batches.",
+    severity='medium', stops="a warning names metrics of one's own")
 def test_metrics_that_count_padding_are_warned_of():
   optimizer = lambda: tfdp.DPSGD(0.1, plan=make_plan())
   for metrics in ([Ignores()], {'dense': ['accuracy', Ignores()]}):

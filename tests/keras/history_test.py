@@ -82,7 +82,7 @@ def test_adapters_and_fewer_bits_keep_what_was_spent(steps, tmp_path):
 
 @pytest.mark.pitfall(
     'A second optimizer trains the same weights, and states the epsilon of one run.',
-    severity='critical', stops='the history belongs to the weights, so both runs are counted')
+    severity='critical', stops='the ledger belongs to the weights, so both runs are counted')
 def test_a_second_optimizer_adds_up():
   plan = make_plan()
   model = trained(plan)
@@ -97,8 +97,8 @@ def test_a_second_optimizer_adds_up():
 
 
 @pytest.mark.pitfall(
-    'Older weights are put back in the place of newer ones that somebody saw.',
-    severity='high', stops='what was undone stays in the ledger, as a run of its own')
+    'Older weights replace newer ones that somebody has already seen.',
+    severity='high', stops='the replaced steps stay in the ledger as a separate run')
 @pytest.mark.parametrize('how', ['file', 'optimizer', 'checkpoint'])
 def test_steps_that_are_undone_stay_counted(how, tmp_path):
   plan = make_plan()
@@ -129,7 +129,8 @@ def test_steps_that_are_undone_stay_counted(how, tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A run is resumed from a checkpoint under another plan, and states the epsilon of that one.',
+    'A run is resumed from a checkpoint under another plan, and the statement has the epsilon '
+    'of the other plan.',
     severity='critical', stops='no epsilon is stated, and `fit` refuses to go on')
 def test_a_checkpoint_of_another_plan_leaves_no_epsilon(tmp_path):
   def made(**changes):
@@ -181,7 +182,7 @@ def test_wrapping_again_or_sharing_a_layer_hides_nothing():
 
 @pytest.mark.pitfall(
     'Guarantees about different neighbours are added.',
-    severity='high', stops='refused')
+    severity='high', stops='an error')
 def test_neighbours_of_two_kinds_have_no_common_epsilon():
   model = spent(make_plan())
   other = make_plan(adjacency='replace', sampling=tfdp.sampling.FixedOrder())
@@ -193,7 +194,7 @@ def test_neighbours_of_two_kinds_have_no_common_epsilon():
 
 
 @pytest.mark.pitfall(
-    'Weights went through a run of which nothing is known.',
+    'Weights were trained in a run that left no record.',
     severity='critical', stops='no epsilon is stated')
 def test_a_run_without_plan_leaves_no_epsilon():
   model = tfdp.make_private(keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(1)]))
@@ -205,7 +206,7 @@ def test_a_run_without_plan_leaves_no_epsilon():
 
 @pytest.mark.pitfall(
     'The history is lost when the model is saved.',
-    severity='critical', stops='saved with the weights')
+    severity='critical', stops='the ledger is saved with the weights')
 @pytest.mark.parametrize('compiled', [True, False])
 def test_files_carry_it(tmp_path, compiled):
   plan = make_plan()
@@ -308,10 +309,9 @@ def test_a_run_restored_knows_what_the_file_says_of_users():
 
 
 @pytest.mark.pitfall(
-    'A trained model is compiled anew with the same plan, and saved before it trains again: once '
-    'loaded, its second run takes the place of the first in the ledger.',
-    severity='critical', stops='only an optimizer that was saved with steps finds its run in a '
-                               'file')
+    'A trained model is compiled again with the same plan and saved before it trains. After '
+    'loading, its second run replaces the first in the ledger.',
+    severity='critical', stops='a loaded optimizer continues a run only if it was saved with steps')
 def test_a_run_in_a_file_is_only_that_of_an_optimizer_with_steps(tmp_path):
   plan, path = make_plan(), tmp_path / 'model.keras'
   model = tfdp.make_private(plain())
@@ -329,9 +329,9 @@ def test_a_run_in_a_file_is_only_that_of_an_optimizer_with_steps(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A run that chose its records itself, or used a fixed seed, is resumed by an optimizer that '
-    'does neither, whose statement says nothing of it.',
-    severity='critical', stops='both are part of the run, wherever it goes on')
+    'A run with its own sampling or a fixed seed is resumed by an optimizer without them, and '
+    'the statement does not mention them.',
+    severity='critical', stops='both belong to the run and are restored with it')
 def test_what_is_said_of_a_run_goes_on_with_it(tmp_path):
   def made(**arguments):
     model = tfdp.make_private(plain())
@@ -357,8 +357,9 @@ def test_what_is_said_of_a_run_goes_on_with_it(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'A checkpoint of TensorFlow holds the SECRET state of a private optimizer, and others may read '
-    'it.', severity='high', stops='it is said when one is written')
+    'A checkpoint of TensorFlow holds the SECRET state of a private optimizer, and others may '
+    'read it.',
+    severity='high', stops='a warning when the checkpoint is written')
 def test_checkpoints_with_an_optimizer_say_that_they_are_secret(tmp_path, caplog, monkeypatch):
   monkeypatch.setattr(runfolder, '_told', [])
   model = trained(make_plan(), steps=1)

@@ -35,9 +35,8 @@ def _plan(**kwargs):
 
 
 @pytest.mark.pitfall(
-    'Noise or batch size is missing, a number is not finite, or Keras\' own clipping is asked '
-    'for.',
-    severity='high', stops='ValueError: nothing has a default that could be wrong')
+    "Noise or batch size is missing, a number is not finite, or Keras' own clipping is asked for.",
+    severity='high', stops='ValueError, because no such argument has a default')
 @pytest.mark.parametrize('change,message', [
     (dict(noise_multiplier=None), r"Missing \['noise_multiplier'\]: there is no safe default"),
     (dict(batch_size=None), 'Missing'),
@@ -126,8 +125,8 @@ def test_wrong_batch_size_raises_before_any_step():
 
 
 @pytest.mark.pitfall(
-    'Batch normalization, or an activity regularizer: gradients of an example depend on '
-    'others.',
+    "With batch normalization or an activity regularizer, an example's gradient depends on "
+    'other examples.',
     severity='critical', stops='PrivacyError before the first step that names what to use')
 @pytest.mark.parametrize('hidden,message', [
     (lambda: layers.BatchNormalization(), 'normalises over the batch; use LayerNormalization'),
@@ -242,7 +241,7 @@ def test_a_weight_that_counts_steps_is_no_statistic():
 
 
 @pytest.mark.pitfall(
-    'Integers of one example, such as token ids, reach another.',
+    'Integers of one example, such as token ids, affect another example.',
     severity='critical', stops='PrivacyError before the first step')
 def test_words_of_the_first_example_that_all_get():
   """No gradient tells of integers: the examples made up must differ, however short they are."""
@@ -277,10 +276,9 @@ def test_layers_that_blend_examples(kind, trainable):
 
 
 @pytest.mark.pitfall(
-    'A model with its own `train_step` or `compute_loss`, as of KerasHub, is made private, '
-    'and its method is ignored.',
-    severity='critical', stops='PrivacyError before the first step, whatever the package is '
-                               'called')
+    'A model with its own `train_step` or `compute_loss`, such as one of KerasHub, is made '
+    'private and its method is ignored.',
+    severity='critical', stops='PrivacyError before the first step, whatever the package is called')
 @pytest.mark.parametrize('method', ['compute_loss', 'train_step', 'make_train_function'])
 @pytest.mark.parametrize('module', ['mine', 'keras_hub.src.models', 'keras_mine', 'keras'])
 def test_models_with_a_step_of_their_own(method, module):
@@ -296,7 +294,7 @@ def test_models_with_a_step_of_their_own(method, module):
 
 
 @pytest.mark.pitfall(
-    'A step is assigned to one model rather than defined in its class.',
+    'A training step is assigned to one model object instead of its class.',
     severity='critical', stops='PrivacyError before the first step')
 def test_a_step_put_on_one_model():
   model = _model()
@@ -319,7 +317,7 @@ def test_time_is_not_taken_for_the_batch_by_the_probes(kind):
 
 
 @pytest.mark.pitfall(
-    '`add_loss` adds what depends on the data, around clipping.',
+    '`add_loss` adds a term that depends on the data and is not clipped.',
     severity='critical', stops='PrivacyError before the first step')
 @pytest.mark.parametrize('always', [True, False])
 def test_losses_added_in_call_are_found(always):

@@ -72,7 +72,7 @@ def test_steps_fits_and_optimizers_never_share_noise():
 
 @pytest.mark.pitfall(
     '`set_random_seed` makes the noise known to whoever knows the seed.',
-    severity='critical', stops='keys come from the operating system')
+    severity='critical', stops='keys come from the operating system, not from global seeds')
 def test_no_global_seed_fixes_the_noise():
   rows = []
   for _ in range(2):
@@ -84,8 +84,8 @@ def test_no_global_seed_fixes_the_noise():
 
 
 @pytest.mark.pitfall(
-    'A restored run uses its noise a second time, on other gradients.',
-    severity='critical', stops='a fresh key')
+    'A restored run uses the same noise again for other gradients.',
+    severity='critical', stops='every restored run draws a new key')
 def test_restoring_never_repeats_noise(tmp_path):
   model = _model()
   _steps(model, 1)
@@ -107,8 +107,8 @@ def test_restoring_never_repeats_noise(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'The noise\'s key is in the saved model.',
-    severity='critical', stops='not saved')
+    "The noise's key is in the saved model.",
+    severity='critical', stops='the key is not saved')
 def test_the_key_is_not_saved():
   model = _model()
   _steps(model, 1)

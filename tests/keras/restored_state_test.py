@@ -55,8 +55,8 @@ CHANGES = {
 
 
 @pytest.mark.pitfall(
-    'A file of weights continues a run whose optimizer state is not restored, and the steps '
-    'already done are trained again without being counted.',
+    "A run continues from a file of weights without the optimizer's state, so its first steps "
+    'are not counted.',
     severity='critical', stops='the earlier run is closed and a new one begins')
 @pytest.mark.parametrize('change', CHANGES)
 def test_a_file_whose_state_does_not_fit_closes_its_run(change, tmp_path):
@@ -186,7 +186,8 @@ def sgd():
 
 @pytest.mark.pitfall(
     'Two models train on the same batches, and their costs are added up as if sampled twice.',
-    severity='high', stops='both ledger entries know it and claim no amplification together')
+    severity='high',
+    stops='both ledger entries name each other, and their sum claims no amplification')
 def test_two_runs_on_the_same_batches_are_not_amplified_together():
   one, two, three = (build(sgd()) for _ in range(3))
   for batch in PLAN.batches((X, Y)):

@@ -89,10 +89,11 @@ PLACES = np.arange(N)
 
 
 @pytest.mark.pitfall(
-    'A second `fit`, or one that goes on from a backup, has the records in another order, or other '
-    'records, though their places decide when they take part.',
-    severity='critical', stops='PrivacyError: the optimizer remembers some records, and '
-                               '`tfdp.callbacks.BackupAndRestore` keeps that')
+    'A second `fit`, or one that resumes from a backup, gets other examples or another order, '
+    'and the order determines who takes part when.',
+    severity='critical',
+    stops='PrivacyError: the optimizer remembers some records, and '
+          '`tfdp.callbacks.BackupAndRestore` keeps that')
 @pytest.mark.parametrize('kind', KINDS)
 def test_only_the_same_records_in_the_same_places_go_on(kind, tmp_path):
   plan = make_plan()

@@ -23,8 +23,9 @@ def _made(optimizer_class=tfdp.DPAdam, **kwargs):
 
 
 @pytest.mark.pitfall(
-    'A setting is changed by assignment after the optimizer was made: it says the new one and goes '
-    'on with the old.', severity='high', stops='AttributeError that says what to do')
+    'A setting of the optimizer is assigned after it was made, and training continues with '
+    'the old value.',
+    severity='high', stops='AttributeError that says what to do')
 @pytest.mark.parametrize('optimizer_class, given', [
     (tfdp.DPAdam, {}), (tfdp.DPAdamSTP, {'scale_epsilon': 0.1}), (tfdp.DPAdamW, {}),
     (tfdp.DPKFC, {})], ids=lambda one: getattr(one, '__name__', ''))

@@ -320,7 +320,7 @@ def test_views_of_compile_are_a_positive_integer(views):
 
 
 @pytest.mark.pitfall(
-    'Data that are read once are said to change from reading to reading.',
+    'Data that are read only once are declared to change between readings.',
     severity='high', stops='ValueError that names `augment=`')
 @pytest.mark.parametrize('kind', ['tf.data', 'arrays'])
 def test_data_that_are_read_once_do_not_change(kind):

@@ -50,9 +50,9 @@ def steps(model):
 
 
 @pytest.mark.pitfall(
-    'A new head is trained on a frozen base that a private run trained, and the optimizer states '
-    'the epsilon of one run.',
-    severity='critical', stops='every number comes from the ledger of all variables of the model')
+    'A new head is trained on a frozen base from a private run, and the statement has the '
+    'epsilon of the second run alone.',
+    severity='critical', stops='epsilon comes from the ledger of all variables of the model')
 def test_frozen_layers_are_counted():
   inner = base()
   after(4, inner)
@@ -205,10 +205,11 @@ def noise_state(model):
 
 
 @pytest.mark.pitfall(
-    'A file of weights holds the state of the noise, from which whoever reads it takes noise out '
-    'of the weights.',
-    severity='critical', stops='files of weights hold weights and the ledger; files that resume '
-                               'are for their owner alone')
+    'A published file of weights holds the state of the noise, so a reader can subtract noise '
+    'from the weights.',
+    severity='critical',
+    stops='files of weights hold weights and the ledger; files that resume are for their owner '
+          'alone')
 def test_secrets_are_only_in_files_that_resume(tmp_path):
   plan = tfdp.PrivacyPlan(
       batch_size=8, steps=4, l2_norm_clip=1.0, noise_multiplier=1.0, target_delta=1e-3,
@@ -306,7 +307,7 @@ def test_a_step_of_ones_own_needs_an_audit():
 
 @pytest.mark.pitfall(
     'A `compute_metrics` of the model writes data into its weights.',
-    severity='critical', stops='what it writes into weights is undone')
+    severity='critical', stops='the library restores the weights afterwards')
 @pytest.mark.parametrize('eager', [False, True])
 def test_metrics_leave_no_weight_changed(eager):
   model = compiled(Writes([layers.Input([2]), layers.Dense(1)]), plain_optimizer(),
@@ -423,7 +424,7 @@ class WritesWeights(keras.metrics.Mean):
 
 @pytest.mark.pitfall(
     'A metric writes data into the weights of the model.',
-    severity='critical', stops='what it writes into weights is undone')
+    severity='critical', stops='the library restores the weights afterwards')
 @pytest.mark.parametrize('as_function', [False, True])
 def test_metrics_of_ones_own_leave_no_weight_changed(as_function):
   model = tfdp.make_private(base())
@@ -441,8 +442,8 @@ def test_metrics_of_ones_own_leave_no_weight_changed(as_function):
 
 
 @pytest.mark.pitfall(
-    'A callback of one\'s own writes weights or settings by private numbers.',
-    severity='high', stops='the statement names it, as nothing covers what it does')
+    'A custom callback changes weights or settings by numbers that are not private.',
+    severity='high', stops='the statement names the callback as not covered')
 def test_callbacks_of_ones_own_are_named():
   from tfdp_adaptive.keras import callbacks
   mine = type('Mine', (keras.callbacks.Callback,), {})
@@ -467,10 +468,11 @@ def test_class_weights_are_named():
 
 
 @pytest.mark.pitfall(
-    'Early stopping by the loss on private data decides how many steps a model has, and the '
-    'epsilon of these steps is stated.',
-    severity='high', stops='a warning that names the callback; the statement names it, and counts '
-                           'all planned steps')
+    'Early stopping by a private loss decides the number of steps, and only these steps are '
+    'stated.',
+    severity='high',
+    stops='a warning that names the callback; the statement names it, and counts all planned '
+          'steps')
 def test_decisions_by_private_numbers():
   model = compiled(base())
   stops = keras.callbacks.EarlyStopping(monitor='loss', patience=0, min_delta=1e9)
@@ -521,10 +523,11 @@ class Draws:
 
 
 @pytest.mark.pitfall(
-    'A few records are repeated until there are as many as the plan says, or drawn at random by '
-    'the source.',
-    severity='critical', stops='exact copies are warned of and stated; a source that gives another '
-                               'record for a number is refused')
+    'A few records are repeated until there are as many as the plan says, or drawn at random '
+    'by the source.',
+    severity='critical',
+    stops='a warning and a sentence in the statement for exact copies; a source that gives another '
+          'example for a number is refused')
 def test_copies_of_records():
   several = lambda a: np.repeat(a[:16], 4, 0)
   with pytest.warns(tfdp.Caution, match='exact copies'):

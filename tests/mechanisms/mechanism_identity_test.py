@@ -74,7 +74,7 @@ def test_any_changed_number_is_another_mechanism(mechanism, name, index):
 
 @pytest.mark.pitfall(
     'A mechanism loaded from a file with other numbers has the sensitivity of the original.',
-    severity='critical', stops='computed from the numbers that run')
+    severity='critical', stops='the sensitivity is computed from the numbers that are used')
 @pytest.mark.parametrize('mechanism, name, index', ENTRIES)
 def test_loaded_numbers_have_their_own_sensitivity_everywhere(mechanism, name, index):
   expected = cost.sensitivity(mechanism, PATTERN['min_sep'], PATTERN['max_participations'])

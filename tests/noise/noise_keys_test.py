@@ -56,7 +56,7 @@ def test_graph_keys_fail_closed_without_the_kernels_uuids(monkeypatch):
 
 @pytest.mark.pitfall(
     'Under XLA a key is a constant of the compiled program.',
-    severity='critical', stops='refused')
+    severity='critical', stops='an error')
 def test_xla_has_no_keys_rather_than_constant_ones():
   with pytest.raises(tf.errors.OpError):
     tf.function(keys.from_system, jit_compile=True)()

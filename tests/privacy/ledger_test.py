@@ -69,8 +69,8 @@ def test_gaussians_add_up_in_closed_form():
 
 
 @pytest.mark.pitfall(
-    'Two runs on one data set have the same secret bins, and are added up as if each had its own.',
-    severity='high', stops='accounted for without amplification')
+    'Two runs on one data set share their secret bins, but are added up as if each had its own.',
+    severity='high', stops='their sum is computed without amplification')
 @pytest.mark.parametrize('scheme', [sampling.BallsInBins, sampling.RandomAllocation])
 @pytest.mark.parametrize('noise', [0.7, 1.0, 4.0])
 def test_runs_that_share_their_bins_cost_what_they_cost(scheme, noise):

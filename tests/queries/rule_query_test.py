@@ -241,8 +241,9 @@ def test_events():
 
 
 @pytest.mark.pitfall(
-    'A rule with releases of the past reports the cost of one plain Gaussian per round.',
-    severity='critical', stops='no event of one round; the plan has that of the run')
+    'A rule that releases statistics of past rounds is charged as one plain Gaussian per round.',
+    severity='critical',
+    stops='the rule gives no cost per round; the plan accounts for the whole run')
 def test_a_rule_that_releases_the_past_has_no_event_of_one_round():
   for relative_noise in (1.0, 5.0):
     rule = rules.noisy_adagrad(participations=1, diagonal=True, relative_noise=relative_noise)

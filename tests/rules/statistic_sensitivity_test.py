@@ -109,7 +109,7 @@ JOINT_MEAN = statistics.joint_square_of_mean()
 # (statistic, batch size, divisor, adjacency, clip norm, the bound is attained).
 @pytest.mark.pitfall(
     'The noise of second moments is too small for batches of some size.',
-    severity='critical', stops='sensitivity of any size, checked by search')
+    severity='critical', stops='the sensitivity holds for every batch size, which a search checks')
 @pytest.mark.parametrize('statistic, size, divisor, adjacency, clip, attained', [
     (SQUARE_OF_MEAN, 4, 4, 'zero_out', 1.0, True),
     (SQUARE_OF_MEAN, 4, 4, 'zero_out', 0.1, True),  # Units cancel.
