@@ -9,9 +9,9 @@ import pytest
 from scipy import optimize
 from scipy import stats
 
-from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import gaussian
+from tfdp_adaptive.accounting import losses
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.accounting import user_examples
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -38,12 +38,14 @@ def test_one_step_is_never_below_its_exact_delta_and_hardly_above(sigma, q, most
     assert truth <= cost.delta(event, epsilon) <= 1.001 * truth
 
 
-@pytest.mark.parametrize('reach', [40.0, 4.0])  # The short one leaves out numbers of examples.
+@pytest.mark.parametrize('kind', ['remove', 'add'])
 @pytest.mark.parametrize('sigma, q, most', [(0.3, 0.01, 1), (0.3, 0.25, 3), (1.0, 0.5, 8)])
-def test_no_mass_is_lost_where_the_ratio_is_flat_or_cut(sigma, q, most, reach):
-  law = user_examples.UserExamplesDpEvent(sigma, q, most).ratio(allocation.Precision(reach))
-  assert law.mass.sum() == pytest.approx(1, abs=1e-13)
-  assert law.mass @ law.points + law.infinite == pytest.approx(1, abs=1e-9)
+def test_no_mass_is_lost(kind, sigma, q, most):
+  loss, log_mass = losses.Pair(kind, q, 1 / sigma, most).atoms(40.0)
+  mass = np.exp(log_mass)
+  assert mass.sum() == pytest.approx(1, abs=1e-13)
+  of_q = mass @ np.exp(-loss)  # Less what is far from P.
+  assert of_q <= 1 + 1e-9 and (kind == 'add' or of_q == pytest.approx(1, abs=1e-9))
 
 
 def test_golden_values():

@@ -292,6 +292,8 @@ _BY_FILE = {
         ('who was driven out', "Pair('replace', chosen, 2 / event.noise_multiplier)",
          "Pair('replace', chosen, 1 / event.noise_multiplier)",
          'In a batch that was cut, a record takes the place of another.', _ACCOUNTING),
+        ('many examples at once', 'more <= math.exp(-FAR)', 'more <= 1e-3',
+         'A user would never have many examples in a batch.', 'accounting/user_examples_test.py'),
         ('noise that is none', "'noise_multiplier', 1) == 0", "'noise_multiplier', 1) == 1",
          'No noise would be accounted for as some.', _ACCOUNTING),
     ],
@@ -325,8 +327,6 @@ _BY_FILE = {
          'np.min(products[spacing::spacing]', 'Correlated noise: the closest bins decide.', _CASES),
         ('bins a step later', 'min(count, -(-(steps % cycle) // spacing))',
          'min(count, (steps % cycle) // spacing)', 'The first bins are used once more.', _CASES),
-        ('a flat ratio', 'np.where(width > 0, width, np.inf)', 'width',
-         'Mass is lost where points are one.', 'accounting/user_examples_test.py'),
     ],
     'tfdp_adaptive/accounting/rounds.py': [
         ('columns of length one', 'sigma = noise_multiplier / cost.sensitivity(',
@@ -337,10 +337,6 @@ _BY_FILE = {
     'tfdp_adaptive/accounting/stopping.py': [
         ('delta at every look', 'return 1 / len(self.steps), stopped', 'return 1.0, stopped',
          'The worst rule for stopping has five times this delta.', 'accounting/stopping_test.py'),
-    ],
-    'tfdp_adaptive/accounting/user_examples.py': [
-        ('many examples at once', 'beyond = float(more[most - 1]) * (1 + 1e-9)', 'beyond = 0.0',
-         'What is beyond the cut would be no loss.', 'accounting/user_examples_test.py'),
     ],
     'tfdp_adaptive/privacy/weight_digests.py': [
         ('integers unseen', "not in 'OSU'", "not in 'iubOSU'",

@@ -50,12 +50,13 @@ _ROUNDED = 1e-3  # Fraction of delta that rounding may take before longer number
 
 
 class _Step(NamedTuple):
-  """Nodes of one step's loss."""
+  """Losses of one step and the logarithms of their masses."""
 
-  mixture: tuple
   count: int  # type: ignore[assignment]  # Not `tuple.count`.
   loss: np.ndarray
   log_mass: np.ndarray
+  beyond: float  # Mass of larger losses.
+  exponent: float  # See `losses.Pair`.
 
 
 class Composition:
@@ -67,19 +68,11 @@ class Composition:
       largest count as losses without bound, the others as the lowest one.
   """
 
-  def __init__(self, steps: Sequence[Tuple[Any, int]], reach: float = _FAR) -> None:
+  def __init__(self, steps: losses.Steps, reach: float = _FAR) -> None:
     self._given, self._reach = steps, min(reach, _FAR)
-    self._steps = []
-    for mixture, count in steps:
-      loss, log_mass = [], []
-      for weight, pair in mixture:
-        its_loss, its_mass = pair.atoms(self._reach)
-        loss.append(its_loss)
-        log_mass.append(its_mass + math.log(weight))
-      loss, log_mass = np.concatenate(loss), np.concatenate(log_mass)
-      kept = log_mass > -_FAR
-      self._steps.append(_Step(mixture, count, loss[kept], log_mass[kept]))
+    self._steps = [_one_step(mixture, count, self._reach) for mixture, count in steps]
     self._count = sum(step.count for step in self._steps)
+    self._beyond = sum(step.count * (step.beyond + 2 * math.exp(-_FAR)) for step in self._steps)
 
   def _within(self, log_delta: float) -> 'Composition':
     """Returns a copy without losses of negligible mass compared with `delta`.
@@ -116,18 +109,13 @@ class Composition:
 
   def chernoff_epsilon(self, delta: float) -> Tuple[float, float]:
     """Returns `(theta, epsilon)` of the best moment bound; within about a tenth of the truth."""
-    log_delta = math.log(delta - self._beyond(self._reach))
+    log_delta = math.log(delta - self._beyond)
     return self._least(lambda theta, log_moment: (log_moment - log_delta) / theta)
 
   def chernoff_log_delta(self, epsilon: float) -> Tuple[float, float]:
     """Returns the same for `(theta, log(delta))`."""
     theta, value = self._least(lambda theta, log_moment: log_moment - theta * epsilon)
-    return theta, float(np.logaddexp(value, math.log(self._beyond(self._reach))))
-
-  def _beyond(self, log_mass: float) -> float:
-    return sum(step.count * weight * pair.beyond(log_mass)
-               for step in self._steps for weight, pair in step.mixture) + (
-                   self._count * 2 * math.exp(-_FAR))
+    return theta, float(np.logaddexp(value, math.log(self._beyond)))
 
   def epsilon(self, delta: float, tolerance: float) -> float:
     """Returns an upper bound of epsilon at `delta`."""
@@ -138,8 +126,7 @@ class Composition:
     for _ in range(_PASSES):
       if bound <= 0:
         return 0.0
-      weighted = within._weighted(
-          theta, log_delta, tolerance * theta * bound, widest, number, largest)
+      weighted = within._weighted(theta, tolerance * theta * bound, widest, number, largest)
       gap = lambda epsilon: weighted.log_delta(epsilon) - log_delta  # pylint: disable=cell-var-from-loop
       if gap(bound) > 0:
         return bound
@@ -167,29 +154,25 @@ class Composition:
     bound = min(bound, last)
     for number in (np.float64, np.longdouble):
       weighted = within._weighted(
-          theta, min(bound, 0.0), tolerance, epsilon / 500 if epsilon else math.inf, number,
-          _LARGEST)
+          theta, tolerance, epsilon / 500 if epsilon else math.inf, number, _LARGEST)
       bound = min(0.0, bound, weighted.log_delta(epsilon))
       if weighted.rounding <= _ROUNDED:
         break
     return bound
 
   def _weighted(
-      self, theta: float, log_delta: float, excess: float, widest: float, number: type,
-      largest: int) -> '_Weighted':
+      self, theta: float, excess: float, widest: float, number: type, largest: int) -> '_Weighted':
     """Returns the weighted distribution of S, on a grid that adds at most `excess` to K.
 
     The grid is coarser where a window of `largest` entries asks for it.
     """
     low, high = self._window(theta)
-    log_mass = min(self._reach, _MARGIN - log_delta + math.log(self._count))
-    interval = min(self._interval(theta, excess), widest)
-    span = max(np.ptp(pair.extent(log_mass))
-               for step in self._steps for _, pair in step.mixture)
-    wanted, interval = interval, max(interval, (high - low) / (largest - 4), span / largest)
+    wanted = min(self._interval(theta, excess), widest)
+    span = max(np.ptp(step.loss) for step in self._steps)
+    interval = max(wanted, (high - low) / (largest - 4), span / largest)
     size = 1 << max(4, math.ceil(math.log2((high - low) / interval + 4)))
-    return _Weighted(self._steps, theta, interval, math.floor(low / interval) - 1, size, log_mass,
-                number, interval > _COARSE * wanted)
+    return _Weighted(self._steps, theta, interval, math.floor(low / interval) - 1, size, number,
+                     self._beyond, interval > _COARSE * wanted)
 
   def _window(self, theta: float) -> Tuple[float, float]:
     """Returns an interval with weighted mass `exp(-_OUTSIDE)` outside on each side."""
@@ -214,7 +197,7 @@ class Composition:
       total = 0.0
       for step, weight in zip(self._steps, weights):
         low = np.floor(step.loss / interval) * interval
-        upper = _upper_fraction(step.loss - low, interval)
+        upper = losses.upper_fraction(step.loss - low, interval)
         with np.errstate(over='ignore'):
           gain = (1 - upper) * np.expm1(theta * (low - step.loss)) + upper * np.expm1(
               theta * (low + interval - step.loss))
@@ -230,9 +213,9 @@ class _Weighted:
 
   def __init__(
       self, steps: Sequence[_Step], theta: float, interval: float, first: int, size: int,
-      log_mass: float, number: type, coarse: bool) -> None:
+      number: type, beyond: float, coarse: bool) -> None:
     self._theta, self.interval, self._first, self.coarse = theta, interval, first, coarse
-    self._beyond, self._log_moment, self._shift = 0.0, 0.0, 0.0
+    self._beyond, self._log_moment, self._shift = beyond, 0.0, 0.0
     spectrum: Any = None
     count = sum(step.count for step in steps)
     own = float(np.finfo(number).eps)
@@ -242,12 +225,10 @@ class _Weighted:
     twice = np.where((bins > 0) & (bins < 0.5), 2.0, 1.0)  # Entries that stand for two.
     relative: np.ndarray = np.zeros(len(bins), number)
     for step in steps:
-      mass, log_moment, beyond, largest, off = _one_step(
-          step, theta, interval, size, log_mass)
-      self._beyond += step.count * beyond
+      mass, log_moment, off = _on_grid(step, theta, interval, size)
       self._log_moment += step.count * log_moment
-      exponent = max(pair.exponent(log_mass) for _, pair in step.mixture)
-      self._shift += step.count * 16 * _UNIT * min(1.0, largest) * (1 + exponent)
+      largest = float(np.abs(step.loss).max())
+      self._shift += step.count * 16 * _UNIT * min(1.0, largest) * (1 + step.exponent)
       self._slack += step.count * off
       once = fft.rfft(mass.astype(number))
       size_once = np.maximum(np.abs(once), 1e-300)
@@ -286,42 +267,36 @@ class _Weighted:
     return float(np.logaddexp(log_weighted, math.log(max(self._beyond, 1e-300))))
 
 
-def _one_step(
-    step: _Step, theta: float, interval: float, size: int,
-    log_mass: float) -> Tuple[np.ndarray, float, float, float, float]:
+def _one_step(mixture: losses.Mixture, count: int, reach: float) -> _Step:
+  atoms = [(loss, log_mass + math.log(weight)) for weight, (loss, log_mass) in (
+      (weight, pair.atoms(reach)) for weight, pair in mixture)]
+  loss, log_mass = map(np.concatenate, zip(*atoms))
+  kept = log_mass > -_FAR
+  return _Step(count, loss[kept], log_mass[kept],
+               sum(weight * pair.beyond(reach) for weight, pair in mixture),
+               max(pair.exponent(reach) for _, pair in mixture))
+
+
+def _on_grid(
+    step: _Step, theta: float, interval: float, size: int) -> Tuple[np.ndarray, float, float]:
   """Returns one step on the grid.
 
   Returns:
-    Weighted masses modulo `size`, the logarithm of their sum before, the mass
-    beyond, the largest |loss|, and the largest relative error of a mass.
+    Weighted masses modulo `size`, the logarithm of their sum before, and the largest
+    relative error of a mass.
   """
   reference = special.logsumexp(step.log_mass + theta * step.loss)
-  result, beyond, largest, exponents = np.zeros(size), 0.0, 0.0, 0.0
-  for weight, pair in step.mixture:
-    beyond += weight * pair.beyond(log_mass)
-    largest = max(largest, float(np.abs(pair.extent(log_mass)).max()))
-    for index, loss, mass in pair.cells(interval, log_mass):
-      lower = index * interval
-      upper = _upper_fraction(loss - lower, interval)
-      logarithm = np.log(np.maximum(mass * weight, 1e-300))
-      tilted = np.exp(logarithm + theta * lower - reference)
-      # Exponentials of large numbers, and sums of many, are off by as many units.
-      exponents = max(exponents, float(np.max(
-          40 + theta * interval - logarithm + theta * np.abs(lower))))
-      first = int(index.min())
-      count = int(index.max()) - first + 2
-      at_lower = np.bincount(index - first, tilted * (1 - upper), count)
-      at_upper = np.bincount(index - first + 1, tilted * upper, count)
-      both = at_lower + math.exp(min(700.0, theta * interval)) * at_upper
-      np.add.at(result, (first + np.arange(count)) % size, both)
+  index = np.floor(step.loss / interval).astype(np.int64)
+  lower = index * interval
+  upper = losses.upper_fraction(step.loss - lower, interval)
+  tilted = np.exp(step.log_mass + theta * lower - reference)
+  result = np.bincount(index % size, tilted * (1 - upper), size) + np.bincount(
+      (index + 1) % size, math.exp(min(700.0, theta * interval)) * tilted * upper, size)
+  # Exponentials of large numbers, and sums of many, are off by as many units.
+  exponents = float(np.max(40 + theta * interval - step.log_mass + theta * np.abs(lower)))
   total = result.sum()
-  off = 2 * _UNIT * (exponents + abs(reference))
-  return result / total, reference + math.log(total), beyond, largest, off
-
-
-def _upper_fraction(above: np.ndarray, interval: float) -> np.ndarray:
-  """Returns the fraction of a mass, `above` the lower grid point, that moves up to the next."""
-  return np.clip(np.expm1(-above) / math.expm1(-interval), 0.0, 1.0)
+  return (result / total, reference + math.log(total),
+          2 * _UNIT * (exponents + abs(reference)))
 
 
 def _log_peak(theta: np.ndarray) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The privacy loss of one step, exactly: the pairs of distributions that dominate it.
+"""The privacy loss of one step: the pairs of distributions that dominate it.
 
 A pair (P, Q) is described on the line of one standard normal z, such that `L(z) = log P/Q` grows
 with z. With m = sensitivity over noise, sampling rate a and l = log(1 - a + a e^(m z - m^2 / 2)):
@@ -9,8 +9,9 @@ with z. With m = sensitivity over noise, sampling rate a and l = log(1 - a + a e
     replace  P = (1 - a) N(0, 1) + a N(m, 1),  Q = (1 - a) N(0, 1) + a N(-m, 1)  L = l(z) - l(-z)
 """
 
+import functools
 import math
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import dp_accounting
 import numpy as np
@@ -22,22 +23,24 @@ from tfdp_adaptive.accounting import events
 from tfdp_adaptive.accounting import user_examples
 
 _RELATION = dp_accounting.NeighboringRelation
-_CELL = 0.03  # Width of z over which four nodes integrate a normal density to 1e-13.
-_NARROW = 3e-4  # Width over which two nodes do.
+_CELL, _ROUGH_CELL = 0.002, 0.02  # Width of z of which the mass is divided between two losses.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)  # They integrate a density to 1e-15.
 _NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
 FAR = 600.0  # -log of the mass that the first bounds leave out.
-_CHUNK = 2**17
 _REACHES = (40.0, 80.0, 160.0, 320.0)  # Reaches for which distributions are computed once.
 _ROUGH = allocation.Precision(_REACHES[-1], bulk=0.12, tail=0.1)
-_NODES = {count: np.polynomial.legendre.leggauss(count) for count in (2, 4)}
 
 
 class Pair(NamedTuple):
-  """A dominating pair, see the module."""
+  """A dominating pair, see the module.
+
+  With several examples of a user, each taken with probability a, k of them move z by k m.
+  """
 
   kind: str
   probability: float  # a
   shift: float  # m
+  examples: int = 1
 
   def loss(self, z: np.ndarray) -> np.ndarray:
     if self.kind == 'remove':
@@ -46,122 +49,65 @@ class Pair(NamedTuple):
       return -self._one_sided(-z)
     return self._one_sided(z) - self._one_sided(-z)
 
-  def density(self, z: np.ndarray) -> np.ndarray:
-    """Returns the density of P at z."""
-    return self._of_p(lambda x: np.exp(-x**2 / 2) / np.sqrt(2 * np.pi), z)
+  def _moves(self) -> List[Tuple[float, float]]:
+    """Returns the probabilities of the moves of z, without those that are too rare to count."""
+    taken = np.arange(self.examples + 1)
+    more = stats.binom.sf(taken, self.examples, self.probability)
+    chances = stats.binom.pmf(taken, self.examples, self.probability)
+    return [(chance, k * self.shift) for k, chance in enumerate(
+        chances[:1 + int(np.argmax(more <= math.exp(-FAR)))]) if chance]
 
-  def above(self, z: np.ndarray) -> np.ndarray:
-    """Returns the mass of P above z, rounded up."""
-    return self._of_p(lambda x: special.ndtr(-x), z) * (1 + 1e-9)
+  def _one_sided(self, z: np.ndarray) -> np.ndarray:
+    terms = [(chance, move * z - move**2 / 2) for chance, move in self._moves()]
+    far = functools.reduce(np.logaddexp, [np.log(chance) + t for chance, t in terms])
+    near = np.log1p(sum(chance * np.expm1(np.minimum(t, 700)) for chance, t in terms))
+    return np.where(np.abs(far) < 1, near, far)  # Small losses need their own digits.
 
-  def below(self, z: np.ndarray) -> np.ndarray:
-    """Returns the mass of P below z, rounded up."""
-    return self._of_p(special.ndtr, z) * (1 + 1e-9)
-
-  def _of_p(self, of_normal: Callable[[np.ndarray], np.ndarray], z: np.ndarray) -> np.ndarray:
+  def _of_p(self, of_normal: Callable[[Any], Any], z: Any) -> Any:
     """Returns what P has at z, given the same for one standard normal."""
     if self.kind == 'add':
       return of_normal(z)
-    a = self.probability
-    return (1 - a) * of_normal(z) + a * of_normal(z - self.shift)
+    return sum(chance * of_normal(z - move) for chance, move in self._moves())
 
-  def where(self, loss: np.ndarray) -> np.ndarray:
-    """Returns the z with a given loss, or infinity if there is none."""
-    if self.kind == 'remove':
-      return self._where_one_sided(loss)
-    if self.kind == 'add':
-      return -self._where_one_sided(-loss)
-    # exp(m z) solves a quadratic: m z = L / 2 + asinh(sinh(L / 2) (1 - a) / (a exp(-m^2 / 2))).
-    half = np.abs(loss) / 2
-    with np.errstate(divide='ignore'):
-      log_sinh = half + np.log(-np.expm1(-2 * half)) - np.log(2)
-      log_y = log_sinh + np.log1p(-self.probability) - np.log(self.probability) + (
-          self.shift**2 / 2)
-    asinh = np.where(log_y > 20, log_y + np.log(2), np.arcsinh(np.exp(np.minimum(log_y, 30))))
-    return np.sign(loss) * (half + asinh) / self.shift
-
-  def _one_sided(self, z: np.ndarray) -> np.ndarray:
-    a, t = self.probability, self.shift * z - self.shift**2 / 2
-    if a == 1:
-      return t
-    near = np.log1p(a * np.expm1(np.minimum(t, 30)))
-    far = np.log(a) + t + np.log1p((1 - a) / a * np.exp(-np.maximum(t, 30)))
-    return np.where(t > 30, far, near)
-
-  def _where_one_sided(self, loss: np.ndarray) -> np.ndarray:
-    a = self.probability
-    if a == 1:
-      t = loss
-    else:
-      with np.errstate(divide='ignore', invalid='ignore'):
-        near = np.log1p(np.maximum(np.expm1(np.minimum(loss, 30)) / a, -1))
-        far = loss - np.log(a) + np.log1p(-(1 - a) * np.exp(-np.maximum(loss, 30)))
-      t = np.where(loss > 30, far, near)
-    return (t + self.shift**2 / 2) / self.shift
+  def _range(self, reach: float) -> Tuple[float, float]:
+    """Returns `(low, high)`: P has at most `exp(-reach)` on either side."""
+    size = math.sqrt(2 * reach)
+    return -size, size if self.kind == 'add' else size + self._moves()[-1][1]
 
   def atoms(self, reach: float) -> Tuple[np.ndarray, np.ndarray]:
-    """Returns `(losses, log of their mass of P)`, with all that is below as the lowest loss."""
-    low, high = self.range(reach)
-    z, mass, _ = nodes(self, self.breaks(low, high))
+    """Returns `(losses, log of their mass of P)`, with all that is below as the lowest loss.
+
+    The mass between two losses moves to both of them so that P and Q keep theirs, which
+    only adds to every divergence (Doroshenko et al., arXiv 2207.04380).
+    """
+    low, high = self._range(reach)
+    cells = math.ceil((high - low) / (_CELL if reach < FAR else _ROUGH_CELL))
+    edges, half = np.linspace(low, high, cells + 1), (high - low) / cells / 2
+    loss = self.loss(edges)
+    z = edges[:-1, np.newaxis] + half * (1 + _NODES)
+    mass = half * _WEIGHTS * self._of_p(lambda x: np.exp(-x**2 / 2) / math.sqrt(2 * math.pi), z)
+    upper = mass * upper_fraction(
+        self.loss(z) - loss[:-1, np.newaxis], np.diff(loss)[:, np.newaxis])
+    below = self._of_p(special.ndtr, low) * (1 + 1e-9)
     with np.errstate(divide='ignore'):
-      return self.loss(np.append(z, low)), np.log(np.append(mass, self.below(np.array(low))))
+      return loss, np.log(np.append(np.sum(mass - upper, axis=1), 0.0)
+                          + np.append(below, np.sum(upper, axis=1)))
 
   def beyond(self, reach: float) -> float:
-    """Returns the mass of P of larger losses than these."""
-    return float(self.above(np.array(self.range(reach)[1])))
-
-  def extent(self, reach: float) -> np.ndarray:
-    """Returns `[lowest, largest]` of these losses."""
-    return self.loss(np.array(self.range(reach)))
+    """Returns the mass of P of larger losses than these, rounded up."""
+    return float(self._of_p(lambda x: special.ndtr(-x), self._range(reach)[1]) * (1 + 1e-9))
 
   def exponent(self, reach: float) -> float:
     """Returns the size of the largest exponent that decides a loss."""
-    return self.shift * (self.shift + max(map(abs, self.range(reach))))
+    move = self._moves()[-1][1]
+    return move * (move + max(map(abs, self._range(reach))))
 
-  def cells(self, interval: float, reach: float) -> Iterator[Tuple[np.ndarray, ...]]:
-    """Yields `(index, loss, mass of P)` in the cells of a grid, above `index * interval`."""
-    low, high = self.range(reach)
-    ends = self.loss(np.array([low, high]))
-    lowest = math.ceil(ends[0] / interval)  # Losses below count as the lowest one.
-    yield np.array([lowest]), np.array([lowest * interval]), self.below(np.array([low]))
-    breaks = self.breaks(low, high)
-    first, last = math.floor(ends[0] / interval), math.ceil(ends[1] / interval)
-    for begin in range(first, last, _CHUNK):
-      end = min(last, begin + _CHUNK)
-      edges = np.clip(self.where(np.arange(begin, end + 1) * interval), low, high)
-      if begin == first:
-        edges[0] = low
-      if end == last:
-        edges[-1] = high
-      edges = np.maximum.accumulate(edges)
-      inside = breaks[(breaks > edges[0]) & (breaks < edges[-1])]
-      parts = np.sort(np.concatenate([edges, inside]))
-      of = np.clip(np.searchsorted(edges, (parts[1:] + parts[:-1]) / 2, 'right') - 1,
-                   0, end - begin - 1)
-      z, mass, index = nodes(self, parts)
-      yield begin + of[index], self.loss(z), mass
 
-  def range(self, log_mass: float) -> Tuple[float, float]:
-    """Returns `(low, high)`: P has at most `exp(-log_mass)` on either side."""
-    size = np.sqrt(2 * log_mass)
-    return -size, size if self.kind == 'add' else size + self.shift
-
-  def breaks(self, low: float, high: float) -> np.ndarray:
-    """Returns cells over which a few nodes integrate densities and losses to 1e-13.
-
-    Losses bend around `log((1 - a) / a)`: the cells' width is in proportion to
-    the distance from there.
-    """
-    parts = [np.linspace(low, high, 2 + int((high - low) / _CELL))]
-    if self.probability < 1:
-      a, m = self.probability, self.shift
-      bend = (np.log1p(-a) - np.log(a) + m**2 / 2) / m
-      reach = np.arcsinh(m * (high - low + abs(bend)))
-      around = np.sinh(np.linspace(-reach, reach, 2 + int(reach / 0.04))) / m
-      centers = {'remove': (bend,), 'add': (-bend,), 'replace': (bend, -bend)}[self.kind]
-      parts += [center + around for center in centers]
-    points = np.unique(np.concatenate(parts))
-    return points[(points >= low) & (points <= high)]
+def upper_fraction(above: np.ndarray, interval: Any) -> np.ndarray:
+  """Returns the fraction of a mass, `above` the lower point, that moves up by an interval."""
+  with np.errstate(divide='ignore', invalid='ignore'):
+    fraction = np.expm1(-above) / np.expm1(-interval)
+  return np.where(interval > 0, np.clip(fraction, 0.0, 1.0), 1.0)
 
 
 class Listed(NamedTuple):
@@ -169,7 +115,7 @@ class Listed(NamedTuple):
 
   Attributes:
     kind: 'remove' for the loss log R under P, 'add' for -log R under Q.
-    event: Has `ratio(precision)`, an `allocation.Ratio`.
+    event: A secret bin.
   """
 
   kind: str
@@ -195,40 +141,14 @@ class Listed(NamedTuple):
     points, mass, infinite = self._ratio(reach)
     return infinite if self.kind == 'remove' else float(mass[points == 0].sum())
 
-  def extent(self, reach: float) -> np.ndarray:
-    """See `Pair`."""
-    return self.atoms(reach)[0][[0, -1]]
-
   def exponent(self, reach: float) -> float:
     """See `Pair`."""
     del reach
     return 3e5  # Rounding has changed a loss by at most 1e-9 of it.
 
-  def cells(self, interval: float, reach: float) -> Iterator[Tuple[np.ndarray, ...]]:
-    """See `Pair`."""
-    loss, log_mass = self.atoms(reach)
-    yield np.floor(loss / interval).astype(np.int64), loss, np.exp(log_mass)
 
-
-_LISTED = (allocation.AllocationDpEvent, user_examples.UserExamplesDpEvent)
 Mixture = Sequence[Tuple[float, Any]]  # Weights and pairs; which one it is may be known.
 Steps = Sequence[Tuple[Mixture, int]]  # Mixtures, and how often each is composed.
-
-
-def nodes(pair: Pair, edges: np.ndarray) -> Tuple[np.ndarray, ...]:
-  """Returns quadrature: `(z, mass of P, index of the cell)` over the cells between `edges`."""
-  width = np.diff(edges)
-  pieces = []
-  for count, chosen in ((2, width < _NARROW), (4, width >= _NARROW)):
-    index = np.flatnonzero(chosen)
-    if not len(index):
-      continue
-    at, weight = _NODES[count]
-    half = width[index, None] / 2
-    z = edges[index, None] + half * (1 + at)
-    pieces.append((z.ravel(), (pair.density(z) * weight * half).ravel(),
-                   np.repeat(index, count)))
-  return tuple(np.concatenate(part) for part in zip(*pieces))
 
 
 def directions(
@@ -266,10 +186,15 @@ def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture,
     return ((1.0, Pair(kind, event.sampling_probability, 1 / sigma)),), count
   if truncated and isinstance(event, truncated):
     return _truncated(event, kind), count
-  if isinstance(event, _LISTED) and kind != 'replace':
+  users = isinstance(event, user_examples.UserExamplesDpEvent)
+  if (users or isinstance(event, allocation.AllocationDpEvent)) and kind != 'replace':
     if event.largest_shift > event.most_shift:  # Not worth it.
       return _step(event.unamplified, count, kind)
-    return ((1.0, Listed(kind, event)),), count
+    pair: Any = Listed(kind, event)
+    if users:
+      pair = Pair(kind, event.sampling_probability, 1 / event.noise_multiplier,
+                  event.examples_per_user)
+    return ((1.0, pair),), count
   raise ValueError(f'Privacy loss distributions are implemented for Gaussian noise, with '
                    f'Poisson sampling or without. Received: {event}. Use accountant="rdp".')
 
@@ -292,7 +217,7 @@ def _merged(steps: Steps) -> Steps:
   squares: Dict[str, float] = {}
   for mixture, count in steps:
     pair = mixture[0][1]
-    if len(mixture) == 1 and isinstance(pair, Pair) and pair.probability == 1:
+    if len(mixture) == 1 and isinstance(pair, Pair) and pair[1::2] == (1.0, 1):
       squares[pair.kind] = squares.get(pair.kind, 0.0) + count * pair.shift**2
     else:
       counts[mixture] = counts.get(mixture, 0) + count

@@ -9,26 +9,19 @@ dominates a step, whatever directions the examples have (Charles et al., arXiv 2
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from typing import ClassVar, Tuple
 
 import dp_accounting
 import numpy as np
 import numpy.typing as npt
-from scipy import special
 from scipy import stats
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import gate
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
-from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import poisson
 from tfdp_adaptive.accounting import scheme
-
-_NODES = 20_000
-_LARGEST = 600.0  # log R, beyond which a loss counts as one without bound.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,34 +50,6 @@ class UserExamplesDpEvent(dp_accounting.DpEvent):
   def unamplified(self) -> dp_accounting.DpEvent:
     """The Gaussian of a user all of whose examples are taken."""
     return dp_accounting.GaussianDpEvent(self.noise_multiplier / self.examples_per_user)
-
-  def ratio(self, precision: allocation.Precision) -> allocation.Ratio:
-    """Returns an upper bound of dP/dQ; see `allocation`."""
-    return _ratio(self, precision)
-
-
-@functools.lru_cache(maxsize=32)
-def _ratio(event: UserExamplesDpEvent, precision: allocation.Precision) -> allocation.Ratio:
-  least = math.exp(-precision.reach)
-  taken = np.arange(event.examples_per_user + 1)
-  chances = stats.binom.pmf(taken, event.examples_per_user, event.sampling_probability)
-  more = stats.binom.sf(taken, event.examples_per_user, event.sampling_probability)
-  most = 1 + int(np.argmax(more <= least))  # More than that count as a loss without bound.
-  beyond = float(more[most - 1]) * (1 + 1e-9)
-  chances, shifts = chances[:most], taken[:most] / event.noise_multiplier
-  size = math.sqrt(2 * precision.reach)
-  z = np.linspace(-size, size + shifts[-1], _NODES)
-  with np.errstate(divide='ignore'):
-    log_ratio = special.logsumexp(
-        np.log(chances)[:, None] + shifts[:, None] * z - shifts[:, None]**2 / 2, axis=0)
-  kept = log_ratio <= _LARGEST
-  edges = np.concatenate([[-np.inf], z[kept], [np.inf]])
-  first = sum(chance * allocation.normal_cells(edges - shift)
-              for chance, shift in zip(chances, shifts))
-  # The probability that the cut takes from P is moved to R = infinity.
-  return allocation.rounded(
-      np.concatenate([[0.0], np.exp(log_ratio[kept])]), allocation.normal_cells(edges),
-      np.asarray(first), beyond, precision)
 
 
 @dataclasses.dataclass(frozen=True)
