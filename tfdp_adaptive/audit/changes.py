@@ -120,7 +120,8 @@ def _batches(subject: interface.Subject, rng: np.random.Generator
     if target >= half:
       name += ', enlarged,'
     for size in sizes:
-      yield rng.integers(half, size=(size, 1)) * 1.0, record, f'{name} among {size} others'
+      place = f'among {size} others' if size else 'alone'
+      yield rng.integers(half, size=(size, 1)) * 1.0, record, f'{name} {place}'
     yield np.full((whole - 1, 1), record), record, f'{name} among {whole - 1} like it'
 
 
@@ -138,8 +139,8 @@ def _chosen(subject: interface.Subject,
       for kind, other in kinds.items() if count else (('no', target),):
         if kind != 'equal' and (shape == 'dense' or count > whole):
           continue
-        name = f'a huge {shape} record among {count} {kind} others'
-        yield np.tile(other, (count, 1)), target, name
+        place = f'among {count} {kind} others' if count else 'alone'
+        yield np.tile(other, (count, 1)), target, f'a huge {shape} record {place}'
   yield np.zeros([0, subject.size]), _SMALL * dense, 'a small record'
 
 
