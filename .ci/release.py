@@ -21,6 +21,8 @@ VERSION = 'tfdp_adaptive/version.py'
 PLACES = (
     VERSION, 'README.md', 'SECURITY.md', 'CODE_OF_CONDUCT.md', 'CITATION.cff', 'pyproject.toml',
     '.github/ISSUE_TEMPLATE/config.yml', 'docs/promise.md')
+# Those that get a link to Colab besides.
+NOTEBOOKS = tuple(sorted(f'colabs/{path.name}' for path in (ROOT / 'colabs').glob('*.ipynb')))
 _COLAB = re.compile(r'<!-- colab (\w+) -->')
 _TAG = re.compile(r'v(\d+\.\d+\.\d+)')
 
@@ -103,7 +105,8 @@ def main(argv=None):
   parser.add_argument('value', metavar='URL|TAG')
   arguments = parser.parse_args(argv)
   if arguments.action == 'address':
-    write({path: with_address(text, arguments.value) for path, text in read(PLACES).items()})
+    texts = read([*PLACES, *NOTEBOOKS])
+    write({path: with_address(text, arguments.value) for path, text in texts.items()})
   elif arguments.action == 'version':
     paths = [VERSION, 'CITATION.cff', 'CHANGELOG.md']
     write(with_version(read(paths), arguments.value, datetime.date.today()))

@@ -48,6 +48,16 @@ def test_the_address_is_written_everywhere():
     release.with_address('', 'somewhere')
 
 
+def test_every_notebook_gets_a_link_to_itself():
+  assert len(release.NOTEBOOKS) == 7
+  address = ADDRESS if version.REPOSITORY == release.UNKNOWN else version.REPOSITORY
+  owner = address.split('/', 3)[3]
+  for path in release.NOTEBOOKS:
+    text = release.with_address(text_of(path), address)
+    json.loads(text)
+    assert f'/github/{owner}/blob/main/{path})' in text and '<!-- colab' not in text
+
+
 def test_notebooks_of_links_exist():
   found = re.findall(r'<!-- colab (\w+) -->|colabs/(\w+)\.ipynb', text_of('README.md'))
   assert found
