@@ -28,7 +28,7 @@ HERE = [path for path in PATHS
         if path.stem.startswith(('1', '4', '7') if HAS_TFF else ('2', '3', '5', '6'))]
 
 
-_LONG = ('federated.simulate(', 'assert found.violated')  # Seconds of tracing.
+_LONG = ('federated.simulate(', 'tfdp.recommend(')  # Seconds of tracing.
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,8 @@ def read(path):
 def runs_here(path):
   text = path.read_text(encoding='utf-8')
   return (HAS_TFF or 'import tensorflow_federated' not in text) and (
-      compat.KERAS_3 or 'enable_lora' not in text)
+      compat.KERAS_3 or 'enable_lora' not in text) and (
+      'from sklearn' not in text or importlib.util.find_spec('sklearn') is not None)
 
 
 def assigned(source):
