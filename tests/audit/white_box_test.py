@@ -139,7 +139,7 @@ def test_correlated_noise_is_compared_with_its_mechanism(mechanism):
   right = subjects.of(query('dp_adam', mechanism=mechanism), None)
   assert noise_rows.measure(right, 1).p_value > SMALL
   assert changes.largest(right, 1, history=(0, 2)).size == pytest.approx(1, rel=1e-3)
-  right.claims = right.claims._replace(mechanism=tfdp.mechanisms.IndependentGaussian())
+  right.mechanism = tfdp.mechanisms.IndependentGaussian()
   assert noise_rows.measure(right, 1).p_value < SMALL
 
 

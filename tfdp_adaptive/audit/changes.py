@@ -84,7 +84,7 @@ def largest(
   for left, right, where in itertools.chain(
       _neighbours(subject, rng, seed, history), _with_memory(subject, seed)):
     pairs += 1
-    size, rounding = distance(left, right, subject.claims.noise_multiplier)
+    size, rounding = distance(left, right, subject.noise_multiplier)
     if not size - rounding <= worst.size + 1e-6:  # The first of equals.
       worst = Change(size, rounding, where, 0)
   return worst._replace(pairs=pairs)
@@ -108,7 +108,7 @@ def _neighbours(
 def _batches(subject: interface.Subject, rng: np.random.Generator
              ) -> Iterator[Tuple[np.ndarray, np.ndarray, str]]:
   """Yields (others, record, text), to compare with the others alone."""
-  whole = max(1, math.ceil(subject.claims.batch_size))
+  whole = max(1, math.ceil(subject.batch_size))
   if not subject.count:
     yield from _chosen(subject, whole)
     return
@@ -157,9 +157,9 @@ def _without(subject: interface.Subject, state: interface.State,
   yield batch, zeroed, 'weight zero'
   if subject.count:
     yield instead(subject.count), zeroed, 'padding'
-  if subject.claims.adjacency == 'add_remove' and (len(batch) > 1 or not subject.count):
+  if subject.adjacency == 'add_remove' and (len(batch) > 1 or not subject.count):
     yield batch[:-1], present[:-1], 'its absence'
-  if subject.claims.adjacency == 'replace':
+  if subject.adjacency == 'replace':
     if subject.count:
       yield instead((batch[-1] + 1) % subject.count), present, 'another'
       return

@@ -49,7 +49,7 @@ def run(
   of_user[rng.permutation(users)[:count]] = np.arange(count)
   of_record[:users * most] = np.repeat(of_user, most)
   included = rng.random(count) < 0.5
-  flipped = subject.claims.adjacency == 'replace'
+  flipped = subject.adjacency == 'replace'
   state = subject.fresh(seed)
   drawn: List[np.ndarray] = []
   observed: Dict[str, _Observed] = {}
@@ -66,7 +66,7 @@ def run(
     parts, state = subject.step(state, records, weights)
     for part in parts:
       if part.clip and part.unit:
-        signal = part.clip / subject.claims.batch_size / part.unit
+        signal = part.clip / subject.batch_size / part.unit
         steps, values, signals = observed.setdefault(part.name, ([], [], []))
         steps.append(step)
         values.append(part.value[:count] / part.unit)
@@ -101,6 +101,6 @@ def _scores(
   chances = stats.binom.logpmf(taken, most, probability)
   mixed = lambda values: special.logsumexp(
       chances + taken * values - taken**2 * gains[:, np.newaxis] / 2, axis=0)
-  if subject.claims.adjacency == 'replace':
+  if subject.adjacency == 'replace':
     return np.sum(mixed(products) - mixed(-products), axis=0)
   return np.sum(mixed(products), axis=0)

@@ -52,8 +52,8 @@ class Part(NamedTuple):
   clip: float = 0.0
 
 
-class Claims(NamedTuple):
-  """The claim about every step.
+class Subject(abc.ABC):
+  """What is audited, and the claim about every step.
 
   Attributes:
     name: The name of the optimizer or query.
@@ -62,36 +62,8 @@ class Claims(NamedTuple):
     adjacency: The relation between neighboring data sets.
     mechanism: The mechanism of the noise.
     private: Whether there is any guarantee.
-    steps: The largest number of steps, or None.
+    most_steps: The largest number of steps, or None.
     plan: A `PrivacyPlan`, or None.
-  """
-
-  name: str
-  noise_multiplier: float
-  batch_size: float
-  adjacency: str
-  mechanism: Any
-  private: bool
-  steps: Any
-  plan: Any
-
-
-def claims_of(
-    name: str, claimed: Any, mechanism: Optional[mechanisms.Mechanism], rule: contract.Rule,
-    steps: Optional[int], plan: Optional[privacy.PrivacyPlan] = None) -> Claims:
-  """Returns the claim of an object with a noise multiplier, batch size and adjacency."""
-  return Claims(
-      name=name, noise_multiplier=float(claimed.noise_multiplier),
-      batch_size=float(claimed.batch_size), adjacency=claimed.adjacency,
-      mechanism=mechanism or mechanisms.IndependentGaussian(),
-      private=plan_checks.serves(None, rule), steps=steps, plan=plan)
-
-
-class Subject(abc.ABC):
-  """What is audited.
-
-  Attributes:
-    claims: `Claims`.
     size: Coordinates of a record.
     count: The number of records, if they cannot be chosen.
     data_problem: The problem with arrays in a model's loss or penalties, or ''.
@@ -104,10 +76,16 @@ class Subject(abc.ABC):
 
   largest_batch = math.inf
   writes = False
+  plan: Optional[privacy.PrivacyPlan] = None
 
-  def __init__(self, claims: Claims, size: int, rule: contract.Rule, l2_norm_clip: float,
+  def __init__(self, name: str, claimed: Any, mechanism: Optional[mechanisms.Mechanism],
+               rule: contract.Rule, most_steps: Optional[int], size: int, l2_norm_clip: float,
                count: int = 0, data_problem: str = '') -> None:
-    self.claims, self.size, self.count, self.data_problem = claims, size, count, data_problem
+    self.name, self.size, self.count, self.data_problem = name, size, count, data_problem
+    self.noise_multiplier = float(claimed.noise_multiplier)
+    self.batch_size, self.adjacency = float(claimed.batch_size), claimed.adjacency
+    self.mechanism = mechanism or mechanisms.IndependentGaussian()
+    self.private, self.most_steps = plan_checks.serves(None, rule), most_steps
     self._rule, self._l2_norm_clip = rule, l2_norm_clip
     self._fixed = tf.Variable(False, trainable=False)  # Whether numbers stand for releases.
     self._seen: Tuple[Any, ...] = ()  # (release, clip norm) that the rule saw in this step.
@@ -153,7 +131,7 @@ class Subject(abc.ABC):
     weights = np.ones(len(records)) if weights is None else weights
     seen, tensors = self._step(
         tensors, np.asarray(records, np.float32), np.asarray(weights, np.float32), row)
-    mechanism = streams.as_run(self.claims.mechanism)
+    mechanism = streams.as_run(self.mechanism)
     norm = float(mechanism.row_norms(row + 1 if mechanism.steps is None else None)[row])
 
     def part(name: str, value: trees.Tree, variance: tf.Tensor, *more: float) -> Part:
@@ -173,7 +151,7 @@ class Subject(abc.ABC):
 
   def ordinary(self, rng: np.random.Generator, share: float = 0.5) -> np.ndarray:
     """Returns a batch of ordinary records, of the first `share` of those that are given."""
-    rows = int(min(math.ceil(self.claims.batch_size), max(1, self.largest_batch)))
+    rows = int(min(math.ceil(self.batch_size), max(1, self.largest_batch)))
     if self.count:
       return rng.integers(int(self.count * share), size=(rows, 1)) * 1.0
     return rng.standard_normal((rows, self.size)) * 3 / math.sqrt(self.size)
@@ -201,12 +179,12 @@ class Subject(abc.ABC):
 
   def covariance(self, steps: int) -> np.ndarray:
     """[steps, steps] C^-1 C^-T of the noise that is claimed."""
-    inverse = streams.as_run(self.claims.mechanism).materialize_inverse(steps)
+    inverse = streams.as_run(self.mechanism).materialize_inverse(steps)
     return inverse @ inverse.T
 
   def limit(self, steps: int) -> int:
     """Returns `steps`, or the number of covered steps if that is smaller."""
-    return steps if self.claims.steps is None else min(steps, self.claims.steps)
+    return steps if self.most_steps is None else min(steps, self.most_steps)
 
 
 def _flat(tree: trees.Tree) -> np.ndarray:

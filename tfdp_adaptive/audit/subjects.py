@@ -54,11 +54,11 @@ class _Query(interface.Subject):
 
   def __init__(self, query: Any) -> None:
     private = query._private
-    claims = interface.claims_of(f'RuleQuery({private.rule.name})', private.privatizer,
-                                 query._mechanism, private.rule, private.privatizer.steps)
     self._specs = tf.nest.flatten(query._specs)
     self._sizes = [spec.shape.num_elements() for spec in self._specs]
-    super().__init__(claims, sum(self._sizes), private.rule, private.privatizer._l2_norm_clip)
+    super().__init__(
+        f'RuleQuery({private.rule.name})', private.privatizer, query._mechanism, private.rule,
+        private.privatizer.steps, sum(self._sizes), private.privatizer._l2_norm_clip)
     self._query = copy.copy(query)
     self._query._private = private.watched(self._update)
     self._traced = tf.function(self._round, autograph=False, reduce_retracing=True)
@@ -111,13 +111,12 @@ class _Model(interface.Subject):
                any_rows: bool = False, **more: Any) -> None:
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
-    plan = optimizer.plan
+    plan = self.plan = optimizer.plan
     super().__init__(
-        interface.claims_of(name, optimizer, optimizer.mechanism, optimizer.rule,
-                           optimizer.private.privatizer.steps, plan),
-        size, optimizer.rule, optimizer.l2_norm_clip, **more)
+        name, optimizer, optimizer.mechanism, optimizer.rule, optimizer.private.privatizer.steps,
+        size, optimizer.l2_norm_clip, **more)
     if plan is None and optimizer.adjacency != 'add_remove':
-      self.largest_batch = self.claims.batch_size
+      self.largest_batch = self.batch_size
     self._model, self._batch_of = model, batch_of
     self._tagged = None if optimizer.own_sampler is not None else plan
     state = optimizer.run.state

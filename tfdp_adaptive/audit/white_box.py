@@ -172,11 +172,11 @@ def _inspect(
     delta: Optional[float], confidence: float, canaries: Optional[int],
     batches: Optional[List[np.ndarray]], seed: Optional[int], start: float) -> WhiteBoxReport:
   """Returns the report. Without `canaries`, it is about your own model."""
-  claims, allowed = subject.claims, _PROBES * (1 - confidence)
-  own = claims.plan if plan is None else plan
+  allowed = _PROBES * (1 - confidence)
+  own = subject.plan if plan is None else plan
   plan = _full_batches(subject) if own is None else own
   claimed = plan.epsilon() if epsilon is None else float(epsilon)
-  if epsilon is None and not claims.private:
+  if epsilon is None and not subject.private:
     claimed = math.inf
   delta = plan.target_delta if delta is None else delta
   change = noise = batch_test = guessed = writes = None
@@ -206,19 +206,18 @@ def _inspect(
     if subject.writes:
       writes = writes_lib.check(subject, seed)
       findings.append(_writes_finding(writes))
-  return WhiteBoxReport(claims.name, claimed, delta, confidence, tuple(findings), change, noise,
+  return WhiteBoxReport(subject.name, claimed, delta, confidence, tuple(findings), change, noise,
                         batch_test, guessed, writes, time.perf_counter() - start)
 
 
 def _full_batches(subject: interface.Subject) -> privacy.PrivacyPlan:
   """Returns a plan of a few steps with every record in each."""
-  claims = subject.claims
-  whole = max(1, math.ceil(claims.batch_size))
+  whole = max(1, math.ceil(subject.batch_size))
   return privacy.PrivacyPlan(
       batch_size=whole, population_size=whole, population_is_public=True, l2_norm_clip=1.0,
       steps=subject.limit(min(_STEPS, subject.participations or _STEPS)), target_delta=1e-5,
-      noise_multiplier=claims.noise_multiplier, mechanism=claims.mechanism,
-      adjacency='replace' if claims.adjacency == 'replace' else 'zero_out',
+      noise_multiplier=subject.noise_multiplier, mechanism=subject.mechanism,
+      adjacency='replace' if subject.adjacency == 'replace' else 'zero_out',
       sampling=sampling.FixedOrder(), extra_releases=subject.extra_releases)
 
 
