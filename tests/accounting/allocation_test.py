@@ -22,6 +22,12 @@ FINE = allocation.Precision(60.0)
 CHUNK = 20_000
 
 
+def deltas(ratio, epsilon):
+  """Returns `(delta(P||Q), delta(Q||P))` of one allocation."""
+  return (ratio.infinite + float(ratio.mass @ np.maximum(ratio.points - math.exp(epsilon), 0)),
+          float(ratio.mass @ np.maximum(1 - math.exp(epsilon) * ratio.points, 0)))
+
+
 def event(bins, sigma=1.0, size=1.0):
   return allocation.AllocationDpEvent(sigma, ((bins, size),))
 
@@ -29,8 +35,8 @@ def event(bins, sigma=1.0, size=1.0):
 def below(one, delta, precision=FINE):
   """A proven lower bound of epsilon, of the larger direction."""
   law = one.ratio(precision._replace(upper=False))
-  return max(optimize.brentq(lambda e, k=k: allocation.deltas(law, e)[k] - delta, 0, 200)
-             if allocation.deltas(law, 0)[k] > delta else 0.0 for k in (0, 1))
+  return max(optimize.brentq(lambda e, k=k: deltas(law, e)[k] - delta, 0, 200)
+             if deltas(law, 0)[k] > delta else 0.0 for k in (0, 1))
 
 
 def two_bins(sigma, epsilon):
@@ -59,8 +65,8 @@ def two_bins(sigma, epsilon):
 @pytest.mark.parametrize('sigma, epsilon', [(1.0, 0.5), (1.0, 2.0), (0.5, 6.0), (4.0, 0.3)])
 def test_two_bins_are_bounded_by_their_integral_from_both_sides(sigma, epsilon):
   exact = two_bins(sigma, epsilon)
-  above = allocation.deltas(event(2, sigma).ratio(FINE), epsilon)
-  under = allocation.deltas(event(2, sigma).ratio(FINE._replace(upper=False)), epsilon)
+  above = deltas(event(2, sigma).ratio(FINE), epsilon)
+  under = deltas(event(2, sigma).ratio(FINE._replace(upper=False)), epsilon)
   for low, value, high in zip(under, exact, above):
     assert low <= value * (1 + 1e-6) + 1e-13 and value <= high * (1 + 1e-6) + 1e-13
     assert high - low <= 0.01 * value + 1e-12
@@ -83,7 +89,7 @@ def test_draws_of_the_loss_agree(groups, sigma):
     remove += np.maximum(-np.expm1(epsilons[:, None] - loss), 0).sum(1) / draws
   law = allocation.AllocationDpEvent(sigma, groups).ratio(FINE)
   for i, epsilon in enumerate(epsilons):
-    for drawn, bound in zip((remove[i], add[i]), allocation.deltas(law, epsilon)):
+    for drawn, bound in zip((remove[i], add[i]), deltas(law, epsilon)):
       error = math.sqrt(max(drawn, 2 / draws) / draws)
       assert bound > drawn - 4 * error
       assert bound < 1.01 * drawn + 4 * error
@@ -111,7 +117,7 @@ def test_bounds_are_close_anywhere(bins, size, sigma, delta):
 def test_one_bin_is_one_gaussian():
   law = event(1, 2.0).ratio(FINE)
   for epsilon in (0.1, 1.0):
-    for delta in allocation.deltas(law, epsilon):
+    for delta in deltas(law, epsilon):
       exact = gaussian.delta(2.0, epsilon)
       assert exact <= delta * (1 + 1e-9) and delta <= 1.005 * exact
   assert event(3, 0.05).unamplified == dp_accounting.GaussianDpEvent(0.05)
@@ -126,8 +132,8 @@ def test_the_mean_of_the_ratio_is_one_and_every_spread_only_adds():
     assert law.mass.sum() == pytest.approx(1, abs=1e-12)
     assert law.mass @ law.points + law.infinite == pytest.approx(1, abs=1e-12)
   for epsilon in (0.1, 1.0, 3.0):
-    assert all(a > b for a, b in zip(allocation.deltas(coarse, epsilon),
-                                     allocation.deltas(fine, epsilon)))
+    assert all(a > b for a, b in zip(deltas(coarse, epsilon),
+                                     deltas(fine, epsilon)))
 
 
 def make_plan(scheme, **changes):

@@ -148,12 +148,6 @@ def _products(
   return products, float(last @ last) * (1 + 1e-11)
 
 
-def deltas(ratio: Ratio, epsilon: float) -> Tuple[float, float]:
-  """Returns `(delta(P||Q), delta(Q||P))` of one allocation."""
-  return (ratio.infinite + float(ratio.mass @ np.maximum(ratio.points - math.exp(epsilon), 0)),
-          float(ratio.mass @ np.maximum(1 - math.exp(epsilon) * ratio.points, 0)))
-
-
 @functools.lru_cache(maxsize=32)
 def _mean(groups: Tuple[Tuple[int, float], ...], precision: Precision) -> Ratio:
   """Returns the distribution of the mean of all X_j: `(count, m)` of those that are alike."""

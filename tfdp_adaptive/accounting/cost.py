@@ -184,7 +184,7 @@ def epsilon(
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
     _check_drawn(accountant)
     return monte_carlo.epsilon(dp_event, target_delta, epsilon(dp_event.bound, target_delta))
-  if accountant == 'rdp' or only_renyi(dp_event):
+  if accountant == 'rdp' or private_search.selects(dp_event):
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
   if target_delta < SMALLEST_DELTA:
     raise ValueError(f'`target_delta` must be at least {SMALLEST_DELTA:g}. '
@@ -219,7 +219,7 @@ def delta(
   if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
     _check_drawn(accountant)
     return min(monte_carlo.delta(dp_event, target_epsilon), delta(dp_event.bound, target_epsilon))
-  if accountant == 'rdp' or only_renyi(dp_event):
+  if accountant == 'rdp' or private_search.selects(dp_event):
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
   sigma = _gaussian(dp_event, neighbors)
   if sigma is not None:
@@ -256,13 +256,8 @@ def _check_drawn(accountant: str) -> None:
                      'accountant="rdp". Leave it out.')
 
 
-def only_renyi(dp_event: dp_accounting.DpEvent) -> bool:
-  """Whether nothing but Renyi divergences accounts for an event, whatever is asked for."""
-  return private_search.selects(dp_event)
-
-
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
-  if only_renyi(dp_event):  # All other events are then composed in Renyi terms too.
+  if private_search.selects(dp_event):  # All other events are then composed in Renyi terms too.
     dp_event = events.replaced(dp_event, lambda one: getattr(one, 'unamplified', one))
   accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
   if not accountant.supports(dp_event):
@@ -319,7 +314,7 @@ def calibrate(
         event_of, lambda event_: epsilon(event_, target_delta), target_epsilon, target_delta,
         calibrate(bound_of, target_epsilon, target_delta))
   log_delta = math.log(target_delta)
-  if only_renyi(event_of(1.0)):
+  if private_search.selects(event_of(1.0)):
     accountant = 'rdp'
 
   def epsilon_of(log_sigma: float) -> float:

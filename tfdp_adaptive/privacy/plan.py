@@ -168,18 +168,7 @@ class PrivacyPlan(terms.Terms):
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
     plan_checks.reachable(plan, target_epsilon)
-    if spent is not None:
-      return cls._beside(plan, spent, target_epsilon, accountant)
-    noise_multiplier = cost.calibrate(
-        lambda sigma: cost.event(plan, plan.steps, sigma), target_epsilon, target_delta,
-        accountant, cost.relation(plan))
-    return dataclasses.replace(plan, noise_multiplier=noise_multiplier)
-
-  @classmethod
-  def _beside(cls, plan: PrivacyPlan, spent: Union[PrivacyPlan, ledger.Ledger],
-              target_epsilon: float, accountant: str) -> PrivacyPlan:
-    """Returns the plan whose cost together with what was spent is at most the target."""
-    before = ledger.of(spent)
+    before = ledger.Ledger() if spent is None else ledger.of(spent)
     if before is None:
       raise ValueError('`spent` must be a `tfdp.Ledger` or a `tfdp.PrivacyPlan`. '
                        f'Received: spent={spent!r}.')
@@ -191,9 +180,8 @@ class PrivacyPlan(terms.Terms):
           'target, or spend less before.')
     both = lambda sigma: before + dataclasses.replace(plan, noise_multiplier=sigma)
     delta = plan.target_delta - sum(entry.delta for entry in before.entries if entry.steps)
-    sigma = cost.calibrate(lambda sigma: both(sigma).event(), target_epsilon, delta, accountant,
-                           both(1.0).relation())
-    return dataclasses.replace(plan, noise_multiplier=sigma)
+    return dataclasses.replace(plan, noise_multiplier=cost.calibrate(
+        lambda sigma: both(sigma).event(), target_epsilon, delta, accountant, both(1.0).relation()))
 
   @property
   def amplified(self) -> bool:

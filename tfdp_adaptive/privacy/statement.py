@@ -154,7 +154,7 @@ def _added_up(run: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> str:
     return ('Another run may have had the same secret bins, so this run is added up without '
             'amplification by sampling.')
   if not run.plan.sampling.renyi and any(
-      cost.only_renyi(cost.event(other.plan, other.steps)) for other in others):
+      private_search.selects(cost.event(other.plan, other.steps)) for other in others):
     return ('Another run is accounted for by Renyi divergences, which are not known of this '
             'sampling, so this run is added up without amplification by it.')
   if isinstance(cost.event(run.plan, run.steps), monte_carlo.MonteCarloDpEvent):
@@ -246,7 +246,7 @@ def accounting(card: card_lib.Card, run: entry_lib.Entry) -> str:
   event = cost.event(plan, steps)
   draws = event.draws if isinstance(event, monte_carlo.MonteCarloDpEvent) else 0
   selects = private_search.selects(event)
-  renyi = card.accountant == 'rdp' or cost.only_renyi(event)
+  renyi = card.accountant == 'rdp' or selects
   method = ('Renyi differential privacy' if renyi else
             f'{draws} draws of the privacy loss' if run.amplified and draws else
             'privacy loss distributions' if run.amplified else 'the exact Gaussian trade-off')
