@@ -357,7 +357,7 @@ class Overrides(tfdp.DPSequential):
 
 @pytest.mark.pitfall(
     "A custom metric counts the padding in a plan's batches.",
-    severity='medium', stops="a warning names metrics of one's own")
+    severity='medium', stops='a warning names the custom metrics')
 def test_metrics_that_count_padding_are_warned_of():
   optimizer = lambda: tfdp.DPSGD(0.1, plan=make_plan())
   for metrics in ([Ignores()], {'dense': ['accuracy', Ignores()]}):

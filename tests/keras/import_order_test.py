@@ -21,9 +21,9 @@ for model in (plain, keras.models.load_model("plain.keras"), keras.models.load_m
 
 
 @pytest.mark.pitfall(
-    'Another process imports the library before Keras, reads the weights of a private run into a '
-    'plain model, and trains them again.',
-    severity='critical', stops="Keras' loaders know the ledger as soon as both are imported")
+    'Another process imports the library before Keras, reads the weights of a private run '
+    'into a plain model, and trains them again.',
+    severity='critical', stops="Keras' loaders read the ledger once both libraries are imported")
 @pytest.mark.parametrize('imports', [
     'import tfdp_adaptive as tfdp; import keras',
     'import tfdp_adaptive as tfdp; import tensorflow as tf; keras = tf.keras',

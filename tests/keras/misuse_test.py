@@ -62,7 +62,7 @@ def test_bad_arguments(change, message):
 
 @pytest.mark.pitfall(
     'Noise is given twice, in the plan and beside it, and the two differ.',
-    severity='critical', stops='ValueError: what runs comes from the plan alone')
+    severity='critical', stops='ValueError, because only the plan may set the noise')
 def test_plan_and_noise_multiplier_together_are_refused():
   with pytest.raises(ValueError, match='come from the plan'):
     tfdp.DPAdam(plan=_plan(), noise_multiplier=0.1)

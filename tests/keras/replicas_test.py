@@ -144,7 +144,7 @@ def test_a_distribution_of_keras_is_refused_by_fit():
 
 @pytest.mark.pitfall(
     'Each worker of a cluster gets a shard of the records, as Ray Train gives them.',
-    severity='critical', stops='refused: a plan draws each batch from all records')
+    severity='critical', stops='an error, because a plan draws each batch from all examples')
 def test_a_shard_of_a_worker_is_refused(monkeypatch):
   data = tf.data.Dataset.from_tensor_slices((np.zeros([40, 3], 'f'), np.zeros([40, 1], 'f')))
   options = tf.data.Options()

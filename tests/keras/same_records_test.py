@@ -92,8 +92,8 @@ PLACES = np.arange(N)
     'A second `fit`, or one that resumes from a backup, gets other examples or another order, '
     'and the order determines who takes part when.',
     severity='critical',
-    stops='PrivacyError: the optimizer remembers some records, and '
-          '`tfdp.callbacks.BackupAndRestore` keeps that')
+    stops='PrivacyError, because the optimizer and `tfdp.callbacks.BackupAndRestore` remember '
+          'digests of some examples')
 @pytest.mark.parametrize('kind', KINDS)
 def test_only_the_same_records_in_the_same_places_go_on(kind, tmp_path):
   plan = make_plan()

@@ -270,8 +270,8 @@ def keeps_the_last(x, y):
 
 @pytest.mark.pitfall(
     'A function that augments an example reads other examples (mixup, CutMix).',
-    severity='critical', stops='PrivacyError: a function that holds arrays, also after it was '
-                               'called once, is refused')
+    severity='critical',
+    stops='PrivacyError if the function holds arrays, before or after its first call')
 def test_what_mixes_examples_is_refused():
   mixed = lambda x, y: (0.5 * x + 0.5 * X[3], y)
   for augment in (mixed, keeps_the_last):

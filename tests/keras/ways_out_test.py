@@ -471,7 +471,7 @@ def test_class_weights_are_named():
     'Early stopping by a private loss decides the number of steps, and only these steps are '
     'stated.',
     severity='high',
-    stops='a warning that names the callback; the statement names it, and counts all planned '
+    stops='a warning names the callback, and the statement names it and counts all planned '
           'steps')
 def test_decisions_by_private_numbers():
   model = compiled(base())
