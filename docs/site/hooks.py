@@ -52,6 +52,7 @@ SYNONYMS = {
     'recipes/recommender.md': 'recommendation, collaborative filtering, ratings, matrix '
                               'factorization',
     'recipes/series.md': 'time series, forecasting, LSTM, RNN, sliding windows',
+    'recipes/text.md': 'NLP, BERT, language model, strings, tokens, TextVectorization, fine-tuning',
     'recipes/table.md': 'tabular data, pandas, DataFrame, CSV, one-hot, NaN, imputation',
     'recipes/vae.md': 'synthetic data, generative model, GAN, autoencoder',
     'guides/clip_norm.md': 'max_grad_norm, l2_norm_clip, clipping threshold, bias, calibration, '

@@ -53,8 +53,8 @@ SECTION = '''
 
 Worst: {worst}
 
-Epsilons below the truth by more than the error of the independent accountant: {below}. This error is
-{error:g} of the logarithm of delta, where a record takes part less than about once.
+Epsilons below the truth by more than the error of the independent accountant: {below}. This
+error is {error:g} of the logarithm of delta, where a record takes part less than about once.
 Plans that the independent accountant could not decide: {open}. Median time of an epsilon:
 {median:.2g} seconds of one core, at most {slowest:.2g}.
 '''
