@@ -31,7 +31,7 @@ try:
 except ImportError as error:
   raise ModuleNotFoundError(
       '`tfdp_adaptive.federated.flower` needs Flower 1.41 or later, on Python 3.10 to 3.13. '
-      "Install it with `pip install 'tfdp-adaptive[flower]'`.") from error
+      "Install it with `pip install '.[flower]'` in the checkout of this library.") from error
 
 _AT_ONCE = 16  # Messages and answers that are in memory at a time.
 _log = logging.getLogger('flwr')

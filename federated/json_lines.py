@@ -44,9 +44,8 @@ def database_of(
   target = pathlib.Path(f'{path}.sqlite' if database is None else database)
   facts = path.stat()
   made_from = json.dumps([facts.st_size, facts.st_mtime_ns, user])
-  if target.exists():
-    if _made_from(target) == made_from:
-      return target
+  if target.exists() and _made_from(target) == made_from:
+    return target
   descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)  # Mode 0600.
   os.close(descriptor)
   try:

@@ -72,6 +72,7 @@ def build_private_fed_avg(
     A `PrivateFedAvg`, see `engines`. The `metrics` of `next` hold `released`, which is private, and
     `not_private`.
   """
+  arguments = dict(locals())
   as_one = client_optimizer_fn == _ONE_STEP
   client_optimizer = client_optimizer_fn
   if callable(client_optimizer_fn) and not as_one:
@@ -94,12 +95,9 @@ def build_private_fed_avg(
   if not callable(model_fn):
     raise ValueError('`model_fn` must be a function that makes a Keras model. '
                      f'Received: model_fn={model_fn!r}.')
-  recipe = functools.partial(
-      _again, _maker(loss), model_fn=model_fn, server_rule=server_rule, plan=plan,
-      server_learning_rate=server_learning_rate, client_weighting=client_weighting,
-      client_optimizer_fn=_maker(client_optimizer_fn), metrics=[*map(_maker, metrics)],
-      max_examples_per_client=max_examples_per_client, quantile_clip=quantile_clip,
-      private_metrics=private_metrics, exact_metrics=exact_metrics, seed=seed)
+  recipe = functools.partial(_again, {
+      **arguments, 'loss': _maker(loss), 'client_optimizer_fn': _maker(client_optimizer_fn),
+      'metrics': [*map(_maker, metrics)]})
   make_model = functools.partial(keras_model.KerasModel, model_fn, loss, tuple(metrics))
   model = make_model()
   specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
@@ -131,13 +129,18 @@ def _maker(value: Part) -> Part:
   """Returns a function that makes an object of Keras again. Anything else stays as it is."""
   if isinstance(value, type) or not hasattr(value, 'get_config'):
     return value
-  return functools.partial(type(value).from_config, value.get_config())
+  return functools.partial(_make, type(value), value.get_config())
 
 
-def _again(loss: Part, **arguments: Any) -> engines.PrivateFedAvg:
+def _make(kind: Any, config: Dict[str, Any]) -> Part:
+  return kind.from_config(config)
+
+
+def _again(arguments: Dict[str, Any]) -> engines.PrivateFedAvg:
   """Builds a process on another machine, where objects with variables cannot be sent."""
-  return build_private_fed_avg(
-      loss=loss() if isinstance(loss, functools.partial) else loss, **arguments)
+  loss = arguments['loss']
+  made = getattr(loss, 'func', None) is _make
+  return build_private_fed_avg(**{**arguments, 'loss': loss() if made else loss})
 
 
 def _tff_process() -> Any:

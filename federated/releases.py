@@ -11,7 +11,7 @@ import concurrent.futures
 import csv
 import io
 import pathlib
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, List, Mapping, Optional, Protocol, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -60,20 +60,17 @@ def last_round(path: pathlib.Path) -> Optional[int]:
     if (path / _METRICS).exists():
       with open(path / _METRICS, encoding='utf-8', newline='') as file:
         rows = csv.DictReader(file, strict=True)
-        rounds.extend(_round(row, rows.fieldnames) for row in rows)
         if _KEY not in (rows.fieldnames or ()):
           raise ValueError(f'there is no column {_KEY!r}')
+        for row in rows:
+          if None in row or not (row[_KEY] or '').isdecimal():
+            raise ValueError(f'there is a row that is none, {list(row.values())[:3]}')
+          rounds.append(int(row[_KEY]))
   except (OSError, ValueError, csv.Error) as error:
     raise storage.SavedRunError(
         f'{path / _METRICS} must be what a run released, and cannot be read: {error}. Put the '
         'file back, or give another folder.') from error
   return max(rounds, default=None)
-
-
-def _round(row: Dict[str, str], names: Optional[Sequence[str]]) -> int:
-  if _KEY not in (names or ()) or not (row[_KEY] or '').isdecimal() or None in row:
-    raise ValueError(f'there is a row that is none, {list(row.values())[:3]}')
-  return int(row[_KEY])
 
 
 class _Csv:

@@ -137,7 +137,7 @@ class Silo:
           data, start_step=done, coins=self._folder / _COINS, **batches)
       saved = self._begun(saved, drawn.digest())
       self._restore(model, optimizer, saved)
-      _assign(model, weights)
+      super(tfdp.DPModel, model).set_weights(weights)  # Without its Caution.
       saved = saved._replace(server_round=None)
       try:
         model.fit(drawn, steps_per_epoch=steps, epochs=1, verbose=0)
@@ -166,9 +166,7 @@ class Silo:
 
   def _card(self, **more: Any) -> card_lib.Card:
     saved = self._load()
-    if saved is not None:
-      more.update(weights=saved.weights)
-    return self.ledger.card(facts=_TEXT, **more)
+    return self.ledger.card(facts=_TEXT, weights=saved.weights if saved else (), **more)
 
   def _optimizer(self, model: tfdp.DPModel) -> tfdp.DPOptimizer:
     """Returns the optimizer of a private model, after checking that it has the silo's plan."""
@@ -216,7 +214,7 @@ class Silo:
     for path in self._folder.parent.glob(f'*/{_RECORDS}'):
       if path.parent.resolve() != self._folder.resolve() and path.read_text() == records:
         raise tfdp.PrivacyError(
-            f'{path.parent} has a ledger of the same records, so that a second one in '
+            f'{path.parent} has a ledger of the same records (or ids of users), so that one in '
             f'{self._folder} would leave out their cost. Go on in {path.parent}.')
     if saved is None:
       saved = _Saved(json.loads(self._plan.to_json()), records)
@@ -261,13 +259,3 @@ class Silo:
   def _write(self, saved: _Saved) -> None:
     record = saved._asdict()
     self._files.save(record.pop('arrays'), record)
-
-
-def _assign(model: tfdp.DPModel, weights: Sequence[np.ndarray]) -> None:
-  """Assigns arrays to the weights of a model."""
-  arrays, shapes = [np.asarray(array) for array in weights], [v.shape for v in model.weights]
-  if [a.shape for a in arrays] != [tuple(shape) for shape in shapes]:
-    raise ValueError('`weights` must be arrays like `model.get_weights()`. Received: shapes '
-                     f'{[a.shape for a in arrays]}. Expected: {[tuple(s) for s in shapes]}.')
-  for variable, array in zip(model.weights, arrays):
-    variable.assign(array)

@@ -34,6 +34,14 @@ _BLOCK = 100_000  # Rows whose users are read at a time.
 class Source(collections.abc.Mapping):
   """`{user: nest of arrays}`; the arrays of a user are equally long along the first axis."""
 
+  _ids: collections.abc.Collection[User]
+
+  def __len__(self) -> int:
+    return len(self._ids)
+
+  def __iter__(self) -> Iterator[User]:
+    return iter(self._ids)
+
   @abc.abstractmethod
   def read(self, user: User, most: Optional[int]) -> trees.Tree:
     """Returns a user's examples; of at most `most` rows, drawn at random, if that saves work."""
@@ -60,15 +68,9 @@ class Memory(Source):
   """Examples of a mapping in memory."""
 
   def __init__(self, examples: Mapping[User, trees.Tree]) -> None:
-    self._examples = dict(examples)
-    for user in self._examples:
+    self._ids = self._examples = dict(examples)
+    for user in self:
       self.sample(user, None)
-
-  def __len__(self) -> int:
-    return len(self._examples)
-
-  def __iter__(self) -> Iterator[User]:
-    return iter(self._examples)
 
   def read(self, user: User, most: Optional[int]) -> trees.Tree:
     return self._examples[user]
@@ -90,9 +92,9 @@ class Database(Source):
   def __init__(
       self, path: Path, split: str, parse: Callable[[Sequence[Any]], Dict[str, Any]],
       preprocess: Preprocess) -> None:
-    self._arguments = str(pathlib.Path(path).resolve()), split, parse, preprocess
-    self._split, self._parse, self._preprocess = split, parse, preprocess
-    address = f'file:{urllib.parse.quote(str(pathlib.Path(path).resolve()))}?mode=ro'
+    self._path, self._split = str(pathlib.Path(path).resolve()), split
+    self._parse, self._preprocess = parse, preprocess
+    address = f'file:{urllib.parse.quote(self._path)}?mode=ro'
     try:
       # Rounds read from several threads, one at a time.
       self._connection = sqlite3.connect(address, uri=True, check_same_thread=False)
@@ -109,13 +111,8 @@ class Database(Source):
                        f'Received: split={split!r}.')
 
   def __reduce__(self) -> Any:
-    return Database, self._arguments  # It is opened where it is read.
-
-  def __len__(self) -> int:
-    return len(self._ids)
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._ids)
+    # It is opened where it is read.
+    return Database, (self._path, self._split, self._parse, self._preprocess)
 
   def read(self, user: User, most: Optional[int]) -> trees.Tree:
     rows = None
@@ -146,23 +143,17 @@ class Rows(Source):
   def __init__(self, data: Table, user: str, preprocess: Preprocess) -> None:
     self._data, self._preprocess = data, preprocess
     size = len(data[user]) if isinstance(data, collections.abc.Mapping) else len(data)
-    self._numbers: Dict[User, int] = {}
+    self._ids: Dict[User, int] = {}
     owners = np.empty([size], np.int64)
     for start in range(0, size, _BLOCK):
       block = np.arange(start, min(start + _BLOCK, size))
-      owners[block] = [self._numbers.setdefault(user_id(one, user), len(self._numbers))
+      owners[block] = [self._ids.setdefault(user_id(one, user), len(self._ids))
                        for one in _columns(data, block)[user]]
     self._order = np.argsort(owners, kind='stable')
-    self._first = np.searchsorted(owners[self._order], np.arange(len(self._numbers) + 1))
-
-  def __len__(self) -> int:
-    return len(self._numbers)
-
-  def __iter__(self) -> Iterator[User]:
-    return iter(self._numbers)
+    self._first = np.searchsorted(owners[self._order], np.arange(len(self._ids) + 1))
 
   def read(self, user: User, most: Optional[int]) -> trees.Tree:
-    number = self._numbers[user]
+    number = self._ids[user]
     rows = self._order[self._first[number]:self._first[number + 1]]
     if most is not None and len(rows) > most:
       rows = rows[_drawn(len(rows), most)]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import numpy as np
+import nursery
 import pytest
 import regression
 import tensorflow as tf
@@ -39,7 +40,7 @@ def _cluster():
   """Two nodes on this machine; processes of Ray find the modules of the tests."""
   from ray import cluster_utils  # pylint: disable=import-outside-toplevel
   before = dict(os.environ)
-  path = os.pathsep.join([str(HERE), before.get('PYTHONPATH', '')])
+  path = os.pathsep.join([str(HERE), str(HERE.parent), before.get('PYTHONPATH', '')])
   os.environ.update(ENVIRONMENT, PYTHONPATH=path)
   nodes = cluster_utils.Cluster(
       initialize_head=True, head_node_args=dict(NODE, include_dashboard=False))
@@ -166,26 +167,45 @@ def noise_keys(tree):
   return [key for child in tree for key in noise_keys(child)] if isinstance(tree, tuple) else []
 
 
+class Dying(tfdp.federated.Users):
+  """Clients one of whom, another in every round, ends the process that reads it, once."""
+
+  def __init__(self, *args, folder, **kwargs):
+    super().__init__(*args, **kwargs)
+    self.folder = folder
+
+  def batches(self, client):
+    number = max(map(int, os.listdir(self.folder)), default=0)
+    died = self.folder / str(number) / 'died'
+    if number and client == f'user{number % 6}' and not died.exists():
+      died.touch()
+      os.kill(os.getpid(), signal.SIGKILL)
+    return super().batches(client)
+
+
 def test_a_run_with_kills_reuses_no_noise_and_goes_on_in_process(cluster, tmp_path, monkeypatch):
   kills = int(os.environ.get('TFDP_KILLS', 2))
-  steps, used, original = kills + 2, [], rounds.run
-  dying = Odd(regression.make_users(), batch_size=4, deadly={'user5': kills},
-              ledger=tmp_path / 'died')
+  steps, used, original = kills + 1, [], rounds.run
+  folder = tmp_path / 'rounds'
+  folder.mkdir()
 
-  def spy(process, engine, state, *args, **kwargs):
-    used.extend(noise_keys(state))
-    return original(process, engine, state, *args, **kwargs)
+  def spy(process, engine, state, cohort, *args, **kwargs):
+    used.extend((key, tuple(cohort)) for key in noise_keys(state))
+    (folder / str(int(state.round) + 1)).mkdir()
+    return original(process, engine, state, cohort, *args, **kwargs)
 
   monkeypatch.setattr(rounds, 'run', spy)
   plan = everyone(steps=steps)
-  half = simulate(build(plan, seed=None), dying, workers='ray:1', rounds=steps - 1,
+  half = simulate(build(plan, seed=None), Dying(
+      regression.make_users(), batch_size=4, folder=folder), workers='ray:1', rounds=kills,
                   out=tmp_path / 'run')
   whole = simulate(build(plan, seed=None), users(), workers=1, rounds=steps,
                    out=tmp_path / 'run')
-  assert half.rounds == steps - 1 and whole.rounds == steps and not whole.failed
+  assert half.rounds == kills and whole.rounds == steps and not whole.failed
   assert [row['round'] for row in whole.history] == [*range(1, steps + 1)]
-  assert len(set(used)) == len(used) == steps
-  assert len((tmp_path / 'died.user5').read_text()) == kills
+  assert len({key for key, _ in used}) == len(used) == steps
+  assert len(list(folder.glob('*/died'))) == kills
+  nursery.tally('ray', kills=kills, rounds=steps, noise_rows=len(used))
 
 
 def database(path, value):

@@ -179,7 +179,7 @@ REFUSED = {
     'other records': (dict(data=(X + 1, Y)), 'goes on with the records'),
     'another order': (dict(data=(X[::-1], Y[::-1])), 'goes on with the records'),
     'another plan': (dict(optimizer=make_plan(steps=50)), 'must have the plan of the silo'),
-    'other weights': (dict(weights=[np.zeros([3, 1]), np.zeros([1])]), 'must be arrays like'),
+    'other weights': (dict(weights=[np.zeros([3, 1]), np.zeros([1])]), 'shape|set_weights'),
     'another rule': (dict(kind=tfdp.DPYogi), 'has the state of another optimizer'),
     'another state': (dict(seed=None), 'has the state of another optimizer'),
     'no steps': (dict(steps=0), '`steps` must'),
