@@ -30,9 +30,11 @@ HERE = pathlib.Path(__file__).parent
 
 NODE = dict(num_cpus=1, object_store_memory=100 * 2**20)
 # Ray stays on this machine: it writes no token into the home, and reports nothing to its makers.
-# Ray's workers have a niceness of 15 by default, and starve on a busy machine.
+# Ray's workers have a niceness of 15 by default, and starve on a busy machine. There, a node also
+# needs longer to answer whether it is alive, and a worker to start, than Ray waits by default.
 ENVIRONMENT = dict(TF_CPP_MIN_LOG_LEVEL='3', RAY_AUTH_MODE='disabled',
-                   RAY_USAGE_STATS_ENABLED='0', RAY_worker_niceness='0')
+                   RAY_USAGE_STATS_ENABLED='0', RAY_worker_niceness='0',
+                   RAY_health_check_timeout_ms='60000', RAY_worker_register_timeout_seconds='300')
 
 
 @pytest.fixture(name='cluster', scope='module')
