@@ -4,22 +4,28 @@
     PYTHONPATH=. python benchmarks/recommend.py [--out FILE] [--epsilons 1,8] [TASK ...]
 
 Every row trains what is handed over, by `fit` on the private examples, and judges it on test
-examples. Beside it: the model as it is; the model trained on the public examples alone; and the
-best of a grid of up to 24 settings, chosen by the test examples themselves: inputs as given or
-scaled; DP-Adam at clip norm 1 or DP-SGD at clip norm 3, in medians of public gradients; four
-learning rates from the start as given, or two from public weights. The grid trains with the same
-steps, batches of the expected size and the noise of the plan, and its rates fall to zero.
+examples. Beside it:
 
-A row that is in FILE already is not made again, so that an interrupted run goes on. The text
-beside FILE has the table.
+* the model as it is;
+* plain Keras on the public examples alone: Adam at rate 0.005, scaled inputs, early stopping on a
+  fifth of the examples;
+* the best of a grid of 12 private settings, chosen by the test examples themselves: from the
+  weights as given or from those of plain Keras, DP-Adam with clip norm 1 or DP-SGD with clip norm
+  3 (in medians of public gradients), three learning rates that fall to zero.
+
+The grid takes the steps, the expected batch size and the noise of the same plan, and the scaled
+inputs. A row that is in FILE already is not made again, so that an interrupted run goes on. The
+text beside FILE has the table.
 """
 
 import argparse
+import functools
 import json
+import math
 import os
 import time
 import traceback
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List, Tuple
 
 import kept
 import numpy as np
@@ -28,14 +34,16 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.advice import experiment as experiment_lib
-from tfdp_adaptive.advice import parts
+from tfdp_adaptive import rules
+from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.advice import settings as settings_lib
 from tfdp_adaptive.advice import trial as trial_lib
 
 SECONDS = 60.0
-RATES = (.1, .3, 1.0, 3.0)  # A tenth of these from public weights.
-CLIPS = {'DPAdam': 1.0, 'DPSGD': 3.0}
+KERAS_RATE = 5e-3
+SETTINGS = [  # Start from public weights, optimizer, clip norm, rates.
+    (False, 'adam', 1.0, (.3, 1.0, 3.0)), (False, 'sgd', 3.0, (.3, 1.0, 3.0)),
+    (True, 'adam', 1.0, (.01, .03, .1)), (True, 'sgd', 3.0, (.01, .03, .1))]
 
 
 def evaluate(outputs: Any, task: recommend_tasks.Task) -> Dict[str, float]:
@@ -47,63 +55,74 @@ def evaluate(outputs: Any, task: recommend_tasks.Task) -> Dict[str, float]:
   return {name: round(float(value), 4) for name, value in logs.items()}
 
 
-def peers(task: recommend_tasks.Task, plan: Any, seed: int) -> Dict[str, Any]:
-  """Returns test results of the public examples alone, and of the best of the grid."""
-  model, (x, y) = task.build(), task.public
-  made = experiment_lib.Experiment(
-      model, parts.chain(model, x), task.loss, task.metrics, x, y, [plan], seed,
-      settings_lib.Clock(np.inf, 0))
-  private = trial_lib.Trial(model, task.loss, made.trial.rules, int(plan.batch_size))
-  found: List[Any] = []
-  for kind in made.kinds[:2]:
-    made.try_alone(kind, lambda rates, steps: None, (0, 2))
-    data, held = (tf.convert_to_tensor(made.map(kind)(part[0]))
-                  for part in (task.private, task.test))
-    judge = lambda weights: made.trial.judge(held, task.test[1], weights)  # pylint: disable=cell-var-from-loop
-    found += [(one, losses.mean(), outputs) for one in grid(kind)
-              for outputs, losses in [judge(trained(made, private, one, data, task, plan))]]
-  least = min(made.alone, key=lambda kind: made.alone[kind].loss)
-  held = tf.convert_to_tensor(made.map(least)(task.test[0]))
-  outputs, _ = made.trial.judge(held, task.test[1], made.weights(least, 'public', None))
-  best = min(found, key=lambda row: np.nan_to_num(row[1], nan=np.inf))
-  return dict(alone=evaluate(outputs, task), best=evaluate(best[2], task),
-              setting=f'{best[0].optimizer} {best[0].rate:g}, {best[0].inputs}, {best[0].start}')
+def scaled(task: recommend_tasks.Task) -> recommend_tasks.Task:
+  """Returns the task with inputs scaled by the public examples, if they can be."""
+  maps = inputs_lib.all_of(task.public[0])
+  scale = maps.get(inputs_lib.SCALED, maps[inputs_lib.AS_GIVEN])
+  return task._replace(**{name: (scale(getattr(task, name)[0]), getattr(task, name)[1])
+                          for name in ('public', 'private', 'test')})
 
 
-def grid(kind: str) -> Iterator[settings_lib.Setting]:
-  for start in (settings_lib.GIVEN, settings_lib.PUBLIC):
-    for optimizer, clip in CLIPS.items():
-      for rate in RATES[::1 if start == settings_lib.GIVEN else 2]:
-        yield settings_lib.Setting(
-            kind, start, optimizer, 0.0, clip, rate * (1 if start == settings_lib.GIVEN else .1))
+def alone(task: recommend_tasks.Task) -> List[np.ndarray]:
+  """Returns weights that plain Keras learned from the public examples."""
+  (x, y), model = task.public, task.build()
+  rows = np.random.default_rng(1).permutation(len(x))
+  held, seen = rows[:len(x) // 5], rows[len(x) // 5:]
+  model.compile(compat.keras.optimizers.Adam(KERAS_RATE), task.loss)
+  stop = compat.keras.callbacks.EarlyStopping(patience=4, restore_best_weights=True)
+  model.fit(x[seen], y[seen], batch_size=32, epochs=200, verbose=0, callbacks=[stop],
+            validation_data=(x[held], y[held]), validation_freq=5)
+  return model.get_weights()
 
 
-def trained(made: experiment_lib.Experiment, private: trial_lib.Trial, one: settings_lib.Setting,
-            data: Any, task: recommend_tasks.Task, plan: Any) -> Any:
-  """Returns the weights after training on the private examples."""
-  rates = one.rate * made.unit(one, None) * (1 - np.arange(plan.steps) / plan.steps)
-  course = trial_lib.Course(
-      one.rule, one.clip * made.base(one, None), rates, experiment_lib.floor(plan), plan.mechanism,
-      11)
-  state = private.begin(course, made.weights(one.inputs, one.start, None))
-  return private.advance(course, state, data, task.private[1], np.arange(len(data)), plan.steps,
-                         .9).weights
-
-
-def row(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: float) -> Dict[str, Any]:
+def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray]) -> Dict[str, Any]:
+  """Returns test results without training, of the public examples alone, and of the grid."""
   model = task.build()
   start = evaluate(model.predict(task.test[0], batch_size=1000, verbose=0), task)
-  plan = tfdp.PrivacyPlan.calibrate(
+  task = scaled(task)
+  given = [v.numpy() for v in model.trainable_variables]
+  model.set_weights(weights)
+  public = [v.numpy() for v in model.trainable_variables]
+  x, y = task.public
+  trial = trial_lib.Trial(model, task.loss, {'sgd': rules.dp_sgd()}, int(plan.batch_size))
+  held, data = tf.convert_to_tensor(task.test[0]), tf.convert_to_tensor(task.private[0])
+  found = []
+  for from_public, rule, clip, rates in SETTINGS:
+    weights = public if from_public else given
+    norm = float(np.median(trial.norms(tf.convert_to_tensor(x), y, weights, 'sgd')))
+    trial.rules['adam'] = rules.dp_adam(epsilon=1e-3 * norm / math.sqrt(trial.size))
+    unit = 1 / (norm * math.sqrt(plan.steps) * (norm if rule == 'sgd' else 1))
+    for rate in rates:
+      falling = rate * unit * (1 - np.arange(plan.steps) / plan.steps)
+      course = trial_lib.Course(
+          rule, clip * norm, falling, plan.noise_multiplier / plan.batch_size, plan.mechanism, 11)
+      state = trial.advance(course, trial.begin(course, weights), data, task.private[1],
+                            np.arange(len(data)), plan.steps, .9)
+      outputs, losses = trial.judge(held, task.test[1], state.weights)
+      name = f'{rule} {rate:g}' + ' from public' * from_public
+      found.append((float(np.nan_to_num(losses.mean(), nan=np.inf)), outputs, name))
+  outputs, _ = trial.judge(held, task.test[1], public)
+  best = min(found, key=lambda row: row[0])
+  return dict(start=start, alone=evaluate(outputs, task), best=evaluate(best[1], task),
+              setting=best[2], grid={row[2]: round(row[0], 4) for row in found})
+
+
+def plan_of(task: recommend_tasks.Task, epsilon: float) -> Any:
+  return tfdp.PrivacyPlan.calibrate(
       population_size=len(task.private[0]), batch_size=task.batch_size, steps=task.steps,
       target_epsilon=epsilon, target_delta=tfdp.advice.default_delta(len(task.private[0])),
       l2_norm_clip=1.0)
-  beside = peers(task, plan, seed)
-  began = time.monotonic(), time.process_time()
+
+
+def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: float
+                ) -> Dict[str, Any]:
+  """Returns test results of what is recommended."""
+  began = settings_lib.now()
   found = tfdp.recommend(
-      model, task.public, loss=task.loss, metrics=task.metrics, seed=seed, verbose=0,
+      task.build(), task.public, loss=task.loss, metrics=task.metrics, seed=seed, verbose=0,
       population_size=len(task.private[0]), target_epsilon=epsilon, seconds=seconds,
       batch_size=task.batch_size, steps=task.steps)
-  took = time.monotonic() - began[0], time.process_time() - began[1]
+  took = settings_lib.now() - began
   print(found, flush=True)
   made = found.model
   if found.plan is not None:
@@ -114,25 +133,32 @@ def row(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: float) -
       found.calibrate(made)
   end = evaluate(made.predict(task.test[0], batch_size=1000, verbose=0), task)
   estimates = {one.name: round(one.loss, 4) for one in found.rows}
-  return dict(task=task.name, epsilon=epsilon, seed=seed, method=found.method, start=start,
-              end=end, **beside, proposed=found.reasons[0], estimates=estimates,
-              seconds=[round(one, 1) for one in took], settings=dict(found.settings),
+  return dict(end=end, proposed=found.reasons[0].split(': ')[1], estimates=estimates,
+              seconds=[seconds, round(took, 1)], settings=dict(found.settings),
               clip=found.plan and found.plan.l2_norm_clip)
 
 
-def table(rows: List[Dict[str, Any]]) -> str:
+def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, Any]]) -> str:
   """Returns the rows as text, and the mean excess over the best of the grid by task."""
-  lines = [f'{"task":18} {"eps":>3} {"untrained":>9} {"alone":>7} {"best grid":>10} '
+  lines = [f'{"task":16} {"eps":>3} {"seed":>4} {"untrained":>9} {"alone":>8} {"best grid":>9} '
            f'{"recommend":>9} {"excess":>7}  {"seconds":>7}  proposed']
   excess: Dict[str, List[float]] = {}
   for one in rows:
-    ends = [one[name]['loss'] for name in ('start', 'alone', 'best', 'end')]
+    if (one['task'], one['epsilon']) not in beside:
+      continue
+    peer = beside[one['task'], one['epsilon']]
+    ends = [*(peer[name]['loss'] for name in ('start', 'alone', 'best')), one['end']['loss']]
     more = ends[3] / ends[2] - 1
     excess.setdefault(one['task'], []).append(more)
     lines.append(
-        f'{one["task"]:18} {one["epsilon"]:3g} {ends[0]:9.4g} {ends[1]:7.4g} {ends[2]:10.4g} '
-        f'{ends[3]:9.4g} {100 * more:6.1f}%  {one["seconds"][0]:7.0f}  '
-        f'{one["proposed"].split(": ")[1]}')
+        f'{one["task"]:16} {one["epsilon"]:3g} {one["seed"]:4} {ends[0]:9.4g} {ends[1]:8.4g} '
+        f'{ends[2]:9.4g} {ends[3]:9.4g} {100 * more:6.1f}%  {one["seconds"][1]:7.0f}  '
+        f'{one["proposed"]}')
+    names = [name for name in one['end'] if name != 'loss']
+    lines += [f'{"  " + name:25} ' + ' '.join(
+        f'{value[name]:{width}.4g}' for value, width in (
+            (peer['start'], 9), (peer['alone'], 8), (peer['best'], 9), (one['end'], 9)))
+              for name in names if name in peer['start']]
   mean = 100 * np.mean([np.mean(values) for values in excess.values()])
   return '\n'.join([*lines, '', f'Mean excess over the best of the grid, by task: {mean:.1f}%', ''])
 
@@ -146,6 +172,9 @@ def main() -> None:
   parser.add_argument('--epsilons', default='1,8')
   parser.add_argument('--seeds', default='0')
   parser.add_argument('--seconds', type=float, default=SECONDS)
+  parser.add_argument('--peers', default='benchmarks/results/recommend_peers.json',
+                      help='file of the results beside the recommendations')
+  parser.add_argument('--only-peers', action='store_true')
   parser.add_argument('--processor', action='store_true',
                       help='count seconds of the processor: for a machine with other work')
   options = parser.parse_args()
@@ -154,21 +183,28 @@ def main() -> None:
   tasks = recommend_tasks.all_tasks(options.data)
   for name in options.tasks or list(tasks):
     task = tasks[name]()
+    public = functools.lru_cache(1)(lambda: alone(scaled(task)))  # pylint: disable=cell-var-from-loop
     for epsilon in map(float, options.epsilons.split(',')):
-      for seed in map(int, options.seeds.split(',')):
-        done = kept.read(options.out)
-        if any((one['task'], one['epsilon'], one['seed']) == (task.name, epsilon, seed)
-               for one in done):
+      key = dict(task=task.name, epsilon=epsilon)
+      wanted: List[Tuple[str, Dict[str, Any], Any]] = [
+          (options.peers, key, lambda: peers(task, plan_of(task, epsilon), public()))]  # pylint: disable=cell-var-from-loop
+      if not options.only_peers:
+        wanted += [(options.out, dict(key, seed=seed), lambda seed=seed: recommended(
+            task, epsilon, seed, options.seconds)) for seed in map(int, options.seeds.split(','))]  # pylint: disable=cell-var-from-loop
+      for path, key, make in wanted:
+        if any(key.items() <= one.items() for one in kept.read(path)):
           continue
         try:
-          done.append(row(task, epsilon, seed, options.seconds))
+          done = dict(key, **make())
         except Exception:  # pylint: disable=broad-except
           traceback.print_exc()
           continue
-        print(json.dumps(done[-1]), flush=True)
-        kept.write(options.out, done)
+        print(json.dumps(done), flush=True)
+        kept.write(path, [*kept.read(path), done])
+      if not options.only_peers:
+        beside = {(one['task'], one['epsilon']): one for one in kept.read(options.peers)}
         with open(os.path.splitext(options.out)[0] + '.txt', 'w', encoding='utf-8') as stream:
-          stream.write(table(done))
+          stream.write(table(kept.read(options.out), beside))
 
 
 if __name__ == '__main__':

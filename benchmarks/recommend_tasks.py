@@ -254,6 +254,36 @@ def sites(load: Any) -> Task:
                   batch_size=256, steps=300)
 
 
+def films(load: Any) -> Task:
+  """Whether a sentence praises a film, from 300 words."""
+  rows = load.sentiment()
+  x = _bags([text for _, _, text in rows], _frequent(load, 300))
+  return _binary('films', x, np.array([label for label, _, _ in rows]), 300, 2000,
+                 batch_size=256, steps=200)
+
+
+def abstracts(load: Any) -> Task:
+  """Whether an abstract is about language, by the mean of its embedded words."""
+  rows = load.arxiv_abstracts()
+  index = {word: i + 1 for i, word in enumerate(_frequent(load, 999))}
+  x = np.zeros([len(rows), 40], np.int32)
+  for i, row in enumerate(rows):
+    words = row['abstract'].lower().split()[:40]
+    x[i, :len(words)] = [index.get(word.strip('.,;:()'), 0) for word in words]
+
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input([40], dtype='int32'), layers.Embedding(1000, 12),
+        layers.GlobalAveragePooling1D(), layers.Dense(1, activation='sigmoid')])
+
+  y = np.array(['NLP' in row['listings'] for row in rows])
+  task = _binary('abstracts', x, y, 400, 2000, batch_size=256, steps=200)
+  return task._replace(build=build, **{
+      name: (getattr(task, name)[0].astype(np.int32), getattr(task, name)[1])
+      for name in ('public', 'private', 'test')})
+
+
 def letters(load: Any) -> Task:
   """The next letter of Shakespeare from the three before it, through an embedding."""
   text = load.tinyshakespeare().lower()
@@ -300,6 +330,27 @@ def frozen_base() -> Task:
   return _classes('frozen base', x[y > 4], y[y > 4] - 5, 100, 200, build, batch_size=64, steps=150)
 
 
+def categories() -> Task:
+  """A table of five columns of categories, one of them long, and two numbers; hidden layer."""
+  rng = np.random.default_rng(8)
+  kinds = [rng.choice(n, 12_300, p=rng.dirichlet(np.ones(n))) for n in (3, 4, 6, 9, 40)]
+  numbers = np.stack([rng.gamma(2.0, 20, len(kinds[0])), rng.normal(size=len(kinds[0]))], 1)
+  score = sum(rng.normal(size=k.max() + 1)[k] for k in kinds) + .5 * numbers[:, 1]
+  score += np.where(kinds[0] == 1, 1, -.5) * (numbers[:, 0] / 40 - 1)
+  x = np.concatenate([numbers, *(np.eye(k.max() + 1)[k] for k in kinds)], 1)
+  y = rng.random(len(x)) < 1 / (1 + np.exp(-score))
+  return _binary('categories', x, y, 400, 3000, hidden=(24,), batch_size=256, steps=200)
+
+
+def frauds() -> Task:
+  """4% of positives among 20,000, linear."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.make_classification(
+      24_500, 16, n_informative=8, weights=[.97], flip_y=.02, class_sep=1.2, random_state=2)
+  return _binary('frauds', x * np.geomspace(1, 50, 16) + 3, y, 500, 4000, batch_size=500,
+                 steps=200)
+
+
 def rolls() -> Task:
   """The angle of points on a roll in three dimensions, by a hidden layer."""
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
@@ -309,8 +360,8 @@ def rolls() -> Task:
 
 DEVELOPED = (breast_cancer, ill_conditioned, digits, unequal, prices, sparse_signal)
 DEVELOPED_ON_FILES = (rare_digits, opinions, sites)  # The last two: how overfitting is charged.
-JUDGES = (diabetes, wine, hastie, friedman, series, waves, frozen_base, rolls)
-JUDGES_ON_FILES = (ordinary_digits, letters)
+JUDGES = (categories, frauds, friedman, series, waves, wine, hastie, frozen_base, rolls, diabetes)
+JUDGES_ON_FILES = (ordinary_digits, films, abstracts, letters)
 
 
 def all_tasks(data: str) -> Dict[str, Callable[[], Task]]:
