@@ -118,6 +118,7 @@ _BY_REASON = {
             '!0.3-*', "!1.0-PoissonExamples(sampling_probability*it': 'user'}"),
         'advice/choice_test.py::test_the_chosen_plan_keeps_epsilon_and_has_less_error': (),
         'advice/recommendation_test.py::test_the_same_seed_gives_the_same_answer': (),
+        'advice/recommendation_test.py::test_code_trains_what_is_proposed': (),
         'advice/recommendation_test.py::test_an_interrupted_search_gives_the_best_so_far': (),
         'advice/recommendation_test.py::test_tokens_and_several_inputs_are_tried_as_given': (),
         'advice/recommendation_test.py::'

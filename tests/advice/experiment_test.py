@@ -31,6 +31,7 @@ def experiment():
       model, parts.chain(model, x), 'mse', (), x, x[:, :1], [plan], 0, settings_lib.Clock(1e6, 0))
   made.kinds = ['as given']
   made.recipes['as given'] = 3.0, 32
+  made.alone['as given'] = made.untrained
   return made
 
 
@@ -42,18 +43,18 @@ def test_a_part_of_what_overfitting_adds_is_not_charged(experiment):
   for known, wanted in ((1.0, 1.0), (.25, 1 - .75 / 2 * .5), (0.0, 1.0), (2.0, 1.5)):
     losses[seen], losses[unseen] = known, 1.0
     charged, _, outputs = experiment.charged(setting, 1, np.zeros([40, 1]), losses)
-    np.testing.assert_allclose(charged, np.full(10, wanted))
-    assert outputs.shape == (10, 1)
+    np.testing.assert_allclose(charged, np.full(8, wanted))
+    assert outputs.shape == (8, 1)
 
 
 def test_a_public_start_has_examples_of_its_own(experiment):
-  for fold in range(4):
+  for fold in range(5):
     private, judged = experiment.rows(fold, PUBLIC), experiment._parts[fold]
-    assert len(private) == 10 and not set(private) & set(judged)
+    assert len(private) == 12 and not set(private) & set(judged)
 
 
 def test_the_last_layer_reads_what_public_weights_make_of_the_inputs(experiment):
-  assert experiment.starts == [('as given', PUBLIC), ('as given', LAST), ('as given', 'given')]
+  assert experiment.starts == [PUBLIC, LAST, 'given']
   kernel, bias, *last = experiment.weights('as given', PUBLIC, 0)
   features = experiment.inputs('as given', LAST, 0)
   np.testing.assert_allclose(features, np.tanh(experiment._x @ kernel + bias), atol=1e-5)
@@ -75,8 +76,8 @@ def test_one_step_of_a_slow_model_stands_for_several(experiment, monkeypatch):
   experiment.train(setting, 0, 0)
   clock = settings_lib.Clock(100.0, 0)
   clock.allow(1.0)
-  # A hundred trainings take 200 seconds, at twice the time of a step without privacy.
-  monkeypatch.setattr(experiment.trial, 'pace', {'Adam': .005})
+  # Sixty trainings take 240 seconds, at twice the time of a step without privacy.
+  monkeypatch.setattr(experiment.trial, 'pace', {'Adam': .01})
   monkeypatch.setattr(experiment, 'coarse', 1)
   folds = search_lib.Search(experiment, clock)._set_fidelity()
   assert experiment.coarse == 4 and len(folds) == 1
@@ -84,6 +85,53 @@ def test_one_step_of_a_slow_model_stands_for_several(experiment, monkeypatch):
   assert stddevs == [(pytest.approx(.02), 200), (pytest.approx(.01), 50)]
   clip, rate = experiment.settled(setting)
   assert clip == fast[0] and rate == pytest.approx(fast[1] / 2, rel=.02)  # 1 / sqrt(4 steps), / 4.
+
+
+def test_private_examples_gain_what_more_public_ones_would(experiment, monkeypatch):
+  """By L + a / n, and by what is charged; a small rate gains a part of it."""
+  alone = settings_lib.Judged()
+  alone.note((0, 0), np.full(8, .65), 0.0, ())
+  monkeypatch.setattr(experiment, 'alone', {'as given': alone})
+  monkeypatch.setattr(experiment, 'halves', {('as given', 0): np.full(8, .8)})
+  search = search_lib.Search(experiment, settings_lib.Clock(1.0, 0))
+  large, small, given = (settings_lib.Setting('as given', start, rate=rate)
+                         for start, rate in ((PUBLIC, 1.0), (PUBLIC, .1), ('given', 2.0)))
+  for one, noisy, clean in ((large, .75, .5), (small, .72, .7), (given, .7, .6)):
+    judged = settings_lib.Judged()
+    judged.note((0, 1), np.full(8, noisy), 0.0, ())
+    monkeypatch.setitem(experiment.judged, one, judged)
+    monkeypatch.setitem(search._clean, one, {0: np.full(8, clean)})
+  found = {one.rate: (final.judged.loss, final.clean) for one, final in search.judged().items()}
+  # 40 of 1,000 examples; L is .4, since half loses .8, four fifths .65 and all of them .6.
+  gain = (.2 * (1 - 40 / 1000) + (.6 - .5)) / 2
+  assert experiment.gained('as given') == pytest.approx(.15)
+  assert found[1.0] == pytest.approx((.6 - gain + .25, .6 - gain))
+  assert found[.1] == pytest.approx((.6 - gain / 3 + .02, .6 - gain / 3))
+  assert found[2.0] == pytest.approx((.6 - gain + .1 + .1, .6 - gain + .1))
+  assert list(found) == [.1, 2.0, 1.0]
+
+
+def test_equal_examples_are_in_one_fold():
+  x = np.repeat(np.arange(12.0), 5)[:, None]
+  parts = experiment_lib._folds((x, 2 * x), np.random.default_rng(0))
+  assert sorted(np.concatenate(parts)) == list(range(60))
+  assert sorted(value for part in parts for value in set(x[part, 0])) == list(range(12))
+  assert len(experiment_lib._folds((0 * x, x), np.random.default_rng(0))) == 5
+  same = experiment_lib._folds((0 * x, 0 * x), np.random.default_rng(0))
+  assert [len(part) for part in same] == [12] * 5
+
+
+@pytest.mark.parametrize('loss, metric, errors, wanted', [
+    (-.1, 0.0, 1.65, True), (-.1, -.3, 1.65, False), (.01, .3, 1.65, False), (-.01, .3, 1.65, True),
+    (-.01, 0.0, 1.65, False), (-.01, 0.0, 0.0, True), (.01, .3, 0.0, True), (.1, .3, 0.0, False)])
+def test_neither_loss_nor_metric_may_be_clearly_worse(loss, metric, errors, wanted):
+  one, other = settings_lib.Judged(), settings_lib.Judged()
+  for fold in range(4):
+    noise = np.random.default_rng(fold).normal(size=100)
+    noise = .2 * (noise - noise.mean()) / noise.std()  # Standard error .01.
+    one.note((fold, 0), loss + noise, metric + .04 * (-1)**fold, ())
+    other.note((fold, 0), np.zeros(100), 0.0, ())
+  assert settings_lib.better(one, other, errors) == wanted
 
 
 def test_what_would_take_too_long_is_not_begun(capsys):

@@ -13,20 +13,20 @@ from tfdp_adaptive.advice import settings as settings_lib
 
 keras = compat.keras
 layers = keras.layers
-UNITS = np.array([1.0, 100.0, .01, 10.0])
+UNITS = np.tile([1.0, 100.0, .01, 10.0], 3)
 LOSS = 'binary_crossentropy'
 
 
 def examples(count, seed):
   rng = np.random.default_rng(seed)
-  x = rng.normal(size=[count, 4])
+  x = rng.normal(size=[count, 12])
   y = rng.random(count) < 1 / (1 + np.exp(-2 * x.sum(1)))
   return (x * UNITS + UNITS).astype(np.float32), y.astype(np.float32)[:, None]
 
 
 def logistic():
   keras.utils.set_random_seed(1)
-  return keras.Sequential([layers.Input([4]), layers.Dense(1, activation='sigmoid')])
+  return keras.Sequential([layers.Input([12]), layers.Dense(1, activation='sigmoid')])
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -35,14 +35,14 @@ def few_settings():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(search_lib, '_CLIPS', {'DPSGD': (3.0, 1.0), 'DPAdam': (1.0,)})
     patch.setattr(experiment_lib, '_ALONE_STEPS', (16, 128))
-    patch.setattr(experiment_lib, '_ALONE_RATES', (3.0,))
+    patch.setattr(experiment_lib, 'ALONE_RATES', (3.0,))
     patch.setattr(search_lib, '_CLIMB', 3)
     patch.setattr(search_lib, '_KEPT', 1)
     made = experiment_lib.Experiment._trial_of
 
     def with_few_rules(self, *args):
       trial = made(self, *args)
-      for name in set(trial.rules) - {'DPSGD 0', 'DPAdam 0', 'Adam'}:
+      for name in set(trial.rules) - {'DPSGD', 'DPAdam', 'Adam'}:
         del trial.rules[name]
       return trial
 
@@ -51,7 +51,7 @@ def few_settings():
 
 
 def recommend(model=None, public=None, seconds=600, **more):
-  arguments = dict(loss=LOSS, metrics=['AUC'], population_size=4000, target_epsilon=2.0, steps=40,
+  arguments = dict(loss=LOSS, metrics=['AUC'], population_size=4000, target_epsilon=8.0, steps=40,
                    batch_size=200, verbose=0, sampling=tfdp.sampling.Poisson())
   return tfdp.recommend(logistic() if model is None else model,
                         examples(100, 0) if public is None else public, seconds=seconds,
@@ -67,7 +67,7 @@ def test_a_table_judges_what_was_tried(found):
   names = [row.name for row in found.rows]
   assert names[:2] == ['not trained', 'public examples alone, without privacy']
   assert any('inputs scaled' in name for name in names) and len(set(names)) == len(names)
-  assert any('from public weights' in name for name in names) and names[-1].endswith('calibrated')
+  assert any('from public weights' in name for name in names)
   text = str(found)
   assert found.metric.lower() == 'auc' and found.metric in text and 'Proposed: ' in text
   losses = {row.name: row.loss for row in found.rows}
@@ -77,7 +77,7 @@ def test_a_table_judges_what_was_tried(found):
 
 
 def test_what_is_handed_over_trains_and_says_what_was_public(found):
-  assert found.plan is not None and 1.97 < found.plan.epsilon() <= 2.0
+  assert found.plan is not None and 7.9 < found.plan.epsilon() <= 8.0
   x, y = examples(4000, 1)
   model = found.model
   assert found.model is model
@@ -143,9 +143,13 @@ def test_an_interrupted_search_gives_the_best_so_far(monkeypatch):
   assert len(calls) >= 60 and one.rows and one.model is not None
 
 
-def test_code_is_python_of_what_is_proposed(found):
+def test_code_trains_what_is_proposed(found):
   text = found.code()
-  compile(text, 'code', 'exec')
+  names = dict(keras=keras, np=np, tfdp=tfdp, model=logistic(), loss=LOSS, public=examples(100, 0),
+               data=examples(4000, 1))
+  exec(text, names)  # pylint: disable=exec-used
+  assert names['model'].evaluate(*examples(2000, 2), verbose=0) < .45
+  assert names['plan'].noise_multiplier == pytest.approx(found.plan.noise_multiplier, rel=.01)
   assert f'tfdp.{found.method}(' in text and 'make_private' in text
   assert ('Normalization' in text) == (found._origin.inputs.kind != 'as given')
 
@@ -167,7 +171,7 @@ def test_wrong_arguments_are_refused_in_words(wrong, text):
 
 def test_a_model_that_mixes_examples_is_refused():
   model = keras.Sequential([
-      layers.Input([4]), layers.BatchNormalization(), layers.Dense(1, activation='sigmoid')])
+      layers.Input([12]), layers.BatchNormalization(), layers.Dense(1, activation='sigmoid')])
   with pytest.raises(tfdp.PrivacyError):
     recommend(model)
 
@@ -202,9 +206,9 @@ def test_tokens_and_several_inputs_are_tried_as_given():
 
 def test_a_frozen_base_is_computed_once_and_its_features_are_scaled(monkeypatch):
   keras.utils.set_random_seed(2)
-  base = keras.Sequential([layers.Input([4]), layers.Dense(3, activation='tanh')])
+  base = keras.Sequential([layers.Input([12]), layers.Dense(3, activation='tanh')])
   base.trainable = False
-  entry = keras.Input([4])
+  entry = keras.Input([12])
   head = layers.Dense(1, activation='sigmoid')
   model = keras.Model(entry, head(base(entry)))
   x, y = examples(100, 0)

@@ -13,7 +13,7 @@ from tfdp_adaptive.advice import trial as trial_lib
 
 layers = compat.keras.layers
 INDEPENDENT = mechanisms.IndependentGaussian()
-RULES = {'sgd': rules.dp_sgd(.5), 'plain': rules.dp_sgd(), 'adam': rules.dp_adam(),
+RULES = {'sgd': rules.dp_sgd(), 'plain': rules.dp_sgd(), 'adam': rules.dp_adam(),
          'scaled': rules.scale_then_privatize(scale_epsilon=.1), 'kfc': rules.dp_kfc()}
 RULES[trial_lib.ADAM] = RULES['adam']
 
@@ -29,13 +29,14 @@ def made(hidden=False, loss='mse'):
 
 
 def course(rule='sgd', clip=1e6, rate=.1, steps=4, stddev=0.0, mechanism=INDEPENDENT, seed=1):
-  return trial_lib.Course(rule, clip, np.full(steps, rate), stddev, mechanism, seed)
+  return trial_lib.Course(rule, clip, np.full(steps, rate), stddev, mechanism, seed,
+                          .5 if rule == 'sgd' else 0.0)
 
 
-def trained(trial, x, y, one, rows=None, momentum=.5, weights=None):
+def trained(trial, x, y, one, rows=None, decay=.5, weights=None):
   rows = np.arange(24) if rows is None else rows
   state = trial.begin(one, trial.start if weights is None else weights)
-  return trial.advance(one, state, x, y, rows, len(one.rates), momentum)
+  return trial.advance(one, state, x, y, rows, len(one.rates), decay)
 
 
 def test_steps_are_those_of_clipped_gradients_written_in_numpy():

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on PUBLIC examples with many settings, and judges by the examples that were left out.
 
-The examples are split into four folds. A training judges one fold, which it does not see. A start
-from public weights learns these weights from two folds, and the other one stands for the private
-examples. Few examples overfit, and the many private ones will not. With s the mean loss of the
-examples that were trained on, and u that of the others, a setting is charged
+The examples are split into five folds. A training judges one fold, which it does not see, and sees
+the others. A start from public weights learns these weights from half of all examples; the
+others stand for the private ones. Few examples overfit, and the many private ones will not. With s
+the mean loss of the examples that were trained on, and u that of the others, a setting is charged
 
     u - (u - s) / 2 * min(1, s / u)**.5.
 
 What a little overfitting adds to u, it takes from s; what the noise adds is in both. Examples that
 are known by heart, s << u, tell nothing of others.
+
+In the end all public examples are trained on, not half of them or four fifths, and many private
+ones. With n examples a model is taken to lose L + a / n. From h at half and f at four fifths of the
+public ones it is A = f - (h - f) / 3 with all of them: see `Search.judged`.
 """
 
 from __future__ import annotations
@@ -33,13 +37,16 @@ from tfdp_adaptive.advice import trial as trial_lib
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.trees import Tree
 
-FOLDS = 4
+FOLDS = 5
+_START = .5  # Share of the examples that public weights are learned from.
 _ALONE_STEPS = tuple(2**i for i in range(3, 13))  # Steps of training on the public examples alone,
 _PATIENCE = 2  # which ends when so many of these numbers were no better.
-_ALONE_RATES = (.3, 3.0)  # In the unit of `Experiment.unit` for 256 steps.
+ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
+PRIVATE = 2.0  # Time of a private step over that of a plain one.
+_MEASURED = 512  # Examples whose gradients have their norms taken.
 SCALE_EPSILON = .03  # Over the root mean square of a gradient's coordinates.
-_PLAIN = 'DPSGD 0'
+_PLAIN = 'DPSGD'
 
 
 class Experiment:
@@ -58,6 +65,7 @@ class Experiment:
     untrained: The judgement of the model as it is.
     alone: {kind of inputs: judgement of the model trained on the public examples alone}.
     recipes: {kind of inputs: (rate, steps) of that training}.
+    halves: {(kind of inputs, fold): losses of the public weights of half of the examples}.
     judged: {setting: its judgement}.
     coarse: The number of steps of a plan that one step of a trial stands for.
   """
@@ -70,7 +78,7 @@ class Experiment:
     self._loss, self._layers = loss, list(layers)
     self.y = tf.nest.map_structure(np.asarray, y)
     self.count = len(tf.nest.flatten(self.y)[0])
-    self._parts = np.array_split(np.random.default_rng(seed).permutation(self.count), FOLDS)
+    self._parts = _folds((x, self.y), np.random.default_rng(seed))
     self.kinds = sorted(inputs_lib.all_of(x), key=_KINDS.index)
     self.trial = self._trial_of(model, tf.nest.map_structure(tf.convert_to_tensor, x))
     outputs, losses = self.trial.judge(x, self.y, self.trial.start)
@@ -80,50 +88,49 @@ class Experiment:
       self.untrained.note((fold, 0), losses[rows], *self._metric(outputs, rows))
     self.alone: Dict[str, settings_lib.Judged] = {}
     self.recipes: Dict[str, Tuple[float, int]] = {}
+    self.halves: Dict[Tuple[str, int], np.ndarray] = {}
+    self._curves: Dict[Tuple[str, float], Dict[int, Dict[int, settings_lib.One]]] = {}
     self.judged: Dict[settings_lib.Setting, settings_lib.Judged] = {}
     self.coarse = 1
 
   def _trial_of(self, model: compat.Model, x: Tree) -> trial_lib.Trial:
-    """Returns a trial with the rules to try by `Setting.rule`."""
-    trial = trial_lib.Trial(model, self._loss, {
-        _PLAIN: rules.dp_sgd(), 'DPSGD 0.9': rules.dp_sgd(.9), 'DPKFC 0': rules.dp_kfc()})
-    coordinate = _typical(trial.norms(x, self.y, trial.start, _PLAIN)) / math.sqrt(trial.size)
+    """Returns a trial with the rules to try by the names of their optimizers."""
+    trial = trial_lib.Trial(model, self._loss, {_PLAIN: rules.dp_sgd(), 'DPKFC': rules.dp_kfc()})
+    coordinate = self._typical_norm(trial, x, np.arange(self.count), trial.start, _PLAIN
+                                    ) / math.sqrt(trial.size)
     trial.coordinate = coordinate
     adam = rules.dp_adam(epsilon=1e-3 * coordinate)
     trial.rules.update({
-        'DPAdam 0': adam, trial_lib.ADAM: adam,
-        'DPAdamSTP 0': rules.scale_then_privatize(
+        'DPAdam': adam, trial_lib.ADAM: adam,
+        'DPAdamSTP': rules.scale_then_privatize(
             epsilon=1e-8 * coordinate, scale_epsilon=SCALE_EPSILON * coordinate)})
     if not bookkeeping.supports(model, tf.nest.map_structure(lambda part: part[:2], x))[0]:
-      del trial.rules['DPKFC 0']  # It needs the factors of gradients.
+      del trial.rules['DPKFC']  # It needs the factors of gradients.
     return trial
 
   # Data, starts and units.
 
   @property
-  def starts(self) -> List[Tuple[str, str]]:
-    """The kinds of inputs and what training may start from."""
+  def starts(self) -> List[str]:
+    """What training may start from, the likely best first."""
     last = outputs_lib.last_dense(self.trial.model)
     has_front = self._layers[1:] and self._layers[-1] is last and any(
         layer.trainable_variables for layer in self._layers[:-1])
-    starts = settings_lib.PUBLIC, *([settings_lib.LAST] if has_front else []), settings_lib.GIVEN
-    return [(kind, start) for start in starts for kind in self.kinds
-            if start == settings_lib.GIVEN or kind in self.recipes]
+    return [settings_lib.PUBLIC, *([settings_lib.LAST] if has_front else []), settings_lib.GIVEN]
 
   def rows(self, fold: Optional[int], start: str) -> np.ndarray:
     """Returns the rows that stand for the private examples when this fold judges."""
     if fold is None:
       return np.arange(self.count)
-    others = [(fold + i) % FOLDS for i in range(1, FOLDS)]
-    return np.concatenate([
-        self._parts[i] for i in (others if start == settings_lib.GIVEN else others[:1])])
+    others = np.concatenate([self._parts[(fold + i) % FOLDS] for i in range(1, FOLDS)])
+    return others if start == settings_lib.GIVEN else others[round(_START * self.count):]
 
   @settings_lib.kept
   def part(self, start: str) -> trial_lib.Trial:
     """Returns the trial of what is trained."""
     if start != settings_lib.LAST:
       return self.trial
-    x = self.inputs(self.kinds[0], start, None)
+    x = self.inputs(min(self.alone, key=lambda kind: self.alone[kind].loss), start, 0)
     model = compat.keras.Sequential([compat.keras.layers.Input(x.shape[1:]), self._layers[-1]])
     return self._trial_of(model, x)
 
@@ -158,14 +165,22 @@ class Experiment:
     rows = self.rows(fold, settings_lib.GIVEN)
     if fold is not None:
       rows = np.setdiff1d(rows, self.rows(fold, settings_lib.PUBLIC))
-    return tuple(np.asarray(t) for t in next(self.plainly(kind, rate, fold, rows, (steps,))))
+    weights = tuple(np.asarray(t) for t in next(self.plainly(kind, rate, fold, rows, (steps,))))
+    if fold is not None:
+      self.halves[kind, fold] = self._looked(kind, fold, weights)[0]
+    return weights
 
   @settings_lib.kept
   def norm(self, kind: str, start: str, fold: Optional[int], rule: str) -> float:
     """Returns the median norm of a gradient at the start, in the units of a rule."""
-    norms = self.part(start).norms(
-        self.inputs(kind, start, fold), self.y, self.weights(kind, start, fold), rule)
-    return _typical(norms[self.rows(fold, start)])
+    return self._typical_norm(self.part(start), self.inputs(kind, start, fold),
+                              self.rows(fold, start), self.weights(kind, start, fold), rule)
+
+  def _typical_norm(self, trial: trial_lib.Trial, x: Tree, rows: np.ndarray,
+                    weights: trial_lib.Weights, rule: str) -> float:
+    x, y = trial_lib.rows_of((x, self.y), rows[:_MEASURED])
+    norms = trial.norms(x, y, weights, rule)
+    return float(np.median(norms)) or float(norms.max()) or 1.0
 
   def base(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
     """Returns the clip norm of `clip=1`."""
@@ -174,7 +189,7 @@ class Experiment:
     return self._own_norm(setting, fold)
 
   def _own_norm(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
-    rule = setting.rule if setting.optimizer == 'DPKFC' else _PLAIN  # The others scale nothing yet.
+    rule = 'DPKFC' if setting.optimizer == 'DPKFC' else _PLAIN  # The others scale nothing yet.
     return self.norm(*setting[:2], fold, rule)
 
   def unit(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
@@ -190,13 +205,12 @@ class Experiment:
   # Trainings.
 
   def _advance(self, trial: trial_lib.Trial, course: trial_lib.Course, state: trial_lib.State,
-               x: Tree, rows: np.ndarray, until: int, momentum: float, text: str
-               ) -> trial_lib.State:
+               x: Tree, rows: np.ndarray, until: int, decay: float, text: str) -> trial_lib.State:
     """Trains if there is time for it."""
     steps, known = max(1, until - state.step), trial.pace.get(course.rule)
-    self._clock.check(text, steps * (known or 0.0))
+    self._clock.check(text, steps * (known or PRIVATE * trial.pace.get(trial_lib.ADAM, 0.0)))
     began = settings_lib.now()
-    state = trial.advance(course, state, x, self.y, rows, until, momentum)
+    state = trial.advance(course, state, x, self.y, rows, until, decay)
     pace = (settings_lib.now() - began) / steps
     trial.pace[course.rule] = min(pace, known or pace)
     return state
@@ -217,45 +231,55 @@ class Experiment:
                             f'public examples alone, {kind} inputs')
       yield state.average
 
-  def try_alone(self, kind: str, tried: Callable[[int, int], None], folds: Sequence[int]) -> None:
-    """Finds how to train on the public examples alone.
+  def try_alone(self, kind: str, rate: float, fold: int, tried: Callable[[int], None]) -> None:
+    """Trains on the public examples alone until more steps are no better.
+
+    A training that time ends counts if it is the first one of its kind of inputs.
 
     Args:
       kind: Kind of the inputs.
-      tried: Called with the numbers of rates that were tried and of steps, whenever weights were
-        judged.
-      folds: The folds to judge by.
+      rate: In the unit of `plain_unit`.
+      fold: The fold to judge by.
+      tried: Called with the number of steps whenever weights were judged.
     """
-    for number, rate in enumerate(_ALONE_RATES):
-      runs = {fold: self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN),
-                                 _ALONE_STEPS) for fold in folds}
-      least, late = math.inf, 0
-      for steps in _ALONE_STEPS:
-        judged = settings_lib.Judged()
-        for fold, run in runs.items():
-          self._note_alone(judged, kind, fold, next(run))
-        late = 0 if judged.loss < least else late + 1
-        least = min(least, judged.loss)
-        if kind not in self.alone or judged.loss < self.alone[kind].loss:
-          self.alone[kind], self.recipes[kind] = judged, (rate, steps)
-        tried(number, steps)
+    curve: Dict[int, settings_lib.One] = {}
+    least, late, done = math.inf, 0, False
+    run = self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN), _ALONE_STEPS)
+    try:
+      for steps, weights in zip(_ALONE_STEPS, run):
+        curve[steps] = self._looked(kind, fold, weights)
+        loss = float(curve[steps][0].mean())
+        late = 0 if loss < least else late + 1
+        least = min(least, loss)
+        tried(steps)
         if late == _PATIENCE:
           break
-      tried(number + 1, steps)
+      done = True
+    finally:
+      if done or curve and kind not in self.alone:
+        self._curves.setdefault((kind, rate), {})[fold] = curve
+        self._choose_alone(kind)
 
-  def judge_alone(self, kind: str) -> None:
-    """Judges the best training on the public examples alone by the other folds, too."""
-    rate, steps = self.recipes[kind]
-    for fold in range(FOLDS):
-      if (fold, 0) not in self.alone[kind].losses:
-        run = self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN), (steps,))
-        self._note_alone(self.alone[kind], kind, fold, next(run))
+  def _choose_alone(self, kind: str) -> None:
+    """Notes the rate and the number of steps of the least loss on the folds that are known."""
+    known = {rate: folds for (one, rate), folds in self._curves.items() if one == kind}
+    most = max(map(len, known.values()))
+    found = []
+    for rate, folds in known.items():
+      if len(folds) == most:
+        for steps in set.intersection(*(set(curve) for curve in folds.values())):
+          judged = settings_lib.Judged()
+          for fold, curve in folds.items():
+            judged.note((fold, 0), *curve[steps])
+          found.append((judged.loss, rate, steps, judged))
+    _, rate, steps, self.alone[kind] = min(found, key=lambda one: one[:3])
+    self.recipes[kind] = rate, steps
 
-  def _note_alone(self, judged: settings_lib.Judged, kind: str, fold: int, weights: Tree) -> None:
-    outputs, losses = self.trial.judge(
-        self.inputs(kind, settings_lib.GIVEN, fold), self.y, weights)
-    rows = self._parts[fold]
-    judged.note((fold, 0), losses[rows], *self._metric(outputs, rows))
+  def _looked(self, kind: str, fold: int, weights: Tree) -> settings_lib.One:
+    """Returns what some weights come to on a fold."""
+    x, rows = self.inputs(kind, settings_lib.GIVEN, fold), self._parts[fold]
+    outputs, losses = self.trial.judge(*trial_lib.rows_of((x, self.y), rows), weights)
+    return losses, self.judge(outputs, _part(self.y, rows)), outputs
 
   def train(self, setting: settings_lib.Setting, fold: int, seed: int, noise: float = 1.0
             ) -> Tuple[Tree, np.ndarray]:
@@ -263,10 +287,10 @@ class Experiment:
     plan, steps, kind, start = self.plans[setting.noise], self.steps(setting), *setting[:2]
     shape = np.ones(steps) if setting.averaged else 1 - np.arange(steps) / steps
     course = trial_lib.Course(
-        setting.rule, setting.clip * self.base(setting, fold),
+        setting.optimizer, setting.clip * self.base(setting, fold),
         setting.rate * self.unit(setting, fold) * shape,
         noise * floor(plan) / math.sqrt(self.coarse), _shortened(plan.mechanism, steps),
-        1000 * self._seed + 10 * fold + seed)
+        1000 * self._seed + 10 * fold + seed, setting.momentum)
     trial, x = self.part(start), self.inputs(kind, start, fold)
     state = self._advance(
         trial, course, trial.begin(course, self.weights(kind, start, fold)), x,
@@ -275,7 +299,7 @@ class Experiment:
     return trial.judge(x, self.y, state.average if setting.averaged else state.weights)
 
   def charged(self, setting: settings_lib.Setting, fold: int, outputs: Tree, losses: np.ndarray
-              ) -> Tuple[np.ndarray, float, Tree]:
+              ) -> settings_lib.One:
     """Returns losses, metric and outputs of the judged examples, charged as the module says."""
     seen, unseen = self.rows(fold, setting.start), self._parts[fold]
     least, most = losses[seen].mean(), losses[unseen].mean()
@@ -293,9 +317,22 @@ class Experiment:
         known.note((fold, seed), *self.charged(setting, fold, *self.train(setting, fold, seed)))
     return known
 
-  def calibrated(self, setting: settings_lib.Setting, activation: str) -> settings_lib.Judged:
+  def clean(self, setting: settings_lib.Setting, fold: int) -> np.ndarray:
+    """Returns the losses of a setting without noise."""
+    return self.charged(setting, fold, *self.train(setting, fold, 1, 0.0))[0]
+
+  def gained(self, kind: str) -> float:
+    """Returns h - f, by which four fifths of the public examples are better than half of them."""
+    more = [half - self.alone[kind].losses[fold, 0] for (one, fold), half in self.halves.items()
+            if one == kind and fold in self.alone[kind].folds]
+    return max(0.0, float(np.mean(np.concatenate(more)))) if more else 0.0
+
+  def seconds_of_public_weights(self, kind: str) -> float:
+    return self.recipes[kind][1] * self.trial.pace.get(trial_lib.ADAM, 0.0)
+
+  def calibrated(self, before: settings_lib.Judged, activation: str) -> settings_lib.Judged:
     """Returns the judgement with outputs fitted on public examples: on each half for the other."""
-    before, after = self.judged[setting], settings_lib.Judged()
+    after = settings_lib.Judged()
     for key, old in before.outputs.items():
       rows, moved = self._parts[key[0]], np.array(old)
       y = _part(self.y, rows)
@@ -310,18 +347,6 @@ class Experiment:
                  before.metrics[key] + metrics[0] - metrics[1], moved)
     return after
 
-  def enough(self, setting: settings_lib.Setting, loss: float, folds: Sequence[int]) -> float:
-    """Returns the factor on the noise at which a setting has this loss; 0 if none has.
-
-    What noise adds to a loss is taken to grow with its square.
-    """
-    if self.judged[setting].loss <= loss:
-      return 1.0
-    clean = np.mean([self.charged(setting, fold, *self.train(setting, fold, 1, 0.0))[0].mean()
-                     for fold in folds])
-    more = self.judged[setting].loss - clean
-    return math.sqrt(max(0.0, loss - clean) / more) if more > 0 else 0.0
-
   def settled(self, setting: settings_lib.Setting) -> Tuple[float, float]:
     """Returns clip norm and learning rate for training on the private examples."""
     per_step = self.coarse if setting.optimizer in ('DPSGD', 'DPKFC') else math.sqrt(self.coarse)
@@ -332,6 +357,19 @@ class Experiment:
     """Returns the metric of some examples, and their outputs."""
     outputs = _part(outputs, rows)
     return self.judge(outputs, _part(self.y, rows)), outputs
+
+
+def _folds(examples: Tree, rng: np.random.Generator) -> List[np.ndarray]:
+  """Returns the rows of every fold; equal examples are in one fold, if none is empty then."""
+  parts = tf.nest.flatten(tf.nest.map_structure(np.asarray, examples))
+  numbers: Dict[bytes, int] = {}
+  group = np.array([numbers.setdefault(b' '.join(part[i].tobytes() for part in parts), len(numbers))
+                    for i in range(len(parts[0]))])
+  group = rng.permutation(len(numbers))[group]
+  order = np.argsort(group, kind='stable')
+  first = np.searchsorted(group[order], group[order])
+  parts = [order[first * FOLDS // len(order) == fold] for fold in range(FOLDS)]
+  return parts if all(map(len, parts)) else np.array_split(order, FOLDS)
 
 
 def floor(plan: privacy.PrivacyPlan) -> float:
@@ -346,10 +384,6 @@ def decay_of(steps: int) -> float:
 
 def rounded(value: float) -> float:
   return float(f'{value:.3g}')
-
-
-def _typical(norms: np.ndarray) -> float:
-  return float(np.median(norms)) or float(norms.max()) or 1.0
 
 
 def _shortened(mechanism: mechanisms.Mechanism, steps: int) -> mechanisms.Mechanism:

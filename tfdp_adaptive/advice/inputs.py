@@ -25,12 +25,14 @@ class Inputs(NamedTuple):
     mean: Subtracted from the last axis.
     variance: Its root divides the last axis.
     matrix: [d, d], multiplies the scaled inputs from the right; or None.
+    ridge: Added to the eigenvalues of the covariance that the matrix whitens.
   """
 
   kind: str = AS_GIVEN
   mean: Optional[np.ndarray] = None
   variance: Optional[np.ndarray] = None
   matrix: Optional[np.ndarray] = None
+  ridge: float = 0.0
 
   def __call__(self, x: Tree) -> Tree:
     if self.mean is None or self.variance is None:
@@ -74,7 +76,8 @@ def all_of(x: Tree) -> Dict[str, Inputs]:
   width = x.shape[-1]
   if x.ndim == 2 and 1 < width <= min(_WIDEST, 2 * len(x)):
     values, vectors = np.linalg.eigh(np.cov(scaled(x).astype(np.float64).T))
-    ridge = max(_LEAST, .5 * width / len(x)) * max(values.mean(), 1e-12)
+    ridge = float(max(_LEAST, .5 * width / len(x)) * max(values.mean(), 1e-12))
     matrix = vectors / np.sqrt(np.maximum(values, 0) + ridge) @ vectors.T
-    found[WHITENED] = scaled._replace(kind=WHITENED, matrix=matrix.astype(np.float32))
+    found[WHITENED] = scaled._replace(
+        kind=WHITENED, matrix=matrix.astype(np.float32), ridge=ridge)
   return found

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional
-
-import numpy as np
+from typing import Any, Dict, Iterator, Optional
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
@@ -22,10 +20,11 @@ _LEAST_BATCH = 256
 def candidates(
     population_size: int, batch_size: Optional[float], steps: Optional[int],
     sampling: Optional[sampling_lib.Sampling], mechanism: Optional[mechanisms.Mechanism],
-    **fields: Any) -> List[privacy.PrivacyPlan]:
-  """Returns the plans to try: independent noise, and the bands of least error if that is less.
+    **fields: Any) -> Iterator[privacy.PrivacyPlan]:
+  """Yields the plans to try: independent noise, and the bands of least error if that is less.
 
-  Where nothing is given, there are two with more or fewer steps over as many examples.
+  Where nothing is given, there are two with more or fewer steps over as many examples. Every plan
+  takes seconds, so they are made when they are asked for.
   """
   given = dict(batch_size=batch_size, steps=steps)
   checks.positive(**{name: value for name, value in given.items() if value is not None})
@@ -40,18 +39,19 @@ def candidates(
   if sampling is not None or mechanism is not None:
     if sampling is not None:
       shared['sampling'] = sampling
-    return [calibrate(**shared, mechanism=mechanism or choice.choose(calibrate(**shared)))]
-  plans = [calibrate(**shared)]
+    yield calibrate(**shared, mechanism=mechanism or choice.choose(calibrate(**shared)))
+    return
+  plain = calibrate(**shared)
+  yield plain
   most = min(int(population_size // batch_size), steps)
-  if plans[0].adjacency == 'zero_out':
-    plans += [calibrate(**shared, sampling=sampling_lib.CyclicPoisson(cycle=bands),
-                        mechanism=mechanisms.BandedToeplitz(bands, steps))
-              for bands in _BANDS if bands <= most]
-  errors = [plan.noise_multiplier * plan.mechanism.rmse(plan.steps) for plan in plans]
-  best = int(np.argmin(errors))
-  plans = plans[:1] + plans[best:best + 1] * (best > 0)
+  error = lambda plan: plan.noise_multiplier * plan.mechanism.rmse(plan.steps)
+  banded = lambda bands: dict(shared, sampling=sampling_lib.CyclicPoisson(cycle=bands),
+                              mechanism=mechanisms.BandedToeplitz(bands, steps))
+  best = min((bands for bands in _BANDS if bands <= most), default=None, key=lambda bands: error(
+      calibrate(**banded(bands), accountant='rdp'))) if plain.adjacency == 'zero_out' else None
+  if best and error(plan := calibrate(**banded(best))) < error(plain):
+    yield plan
   if free:
-    plans += [calibrate(**{
-        **shared, 'steps': count, 'batch_size': min(population_size, batch_size * steps // count)})
-              for count in (steps // 3, 3 * steps)]
-  return plans
+    for count in (steps // 3, 3 * steps):
+      yield calibrate(**{**shared, 'steps': count,
+                         'batch_size': min(population_size, batch_size * steps // count)})

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Dict, Sequence, Tuple
+import math
+from typing import Dict, Tuple
 
+from tfdp_adaptive import privacy
 from tfdp_adaptive.advice import experiment as experiment_lib
 from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.advice import outputs as outputs_lib
@@ -17,33 +19,35 @@ _ERRORS = 1.0  # Standard errors by which private training must be better to be 
 _ALONE = 'public examples alone, without privacy'
 
 
-def made(origin: recommendation.Origin, search: search_lib.Search,
-         finals: Sequence[settings_lib.Setting]) -> recommendation.Recommendation:
+def made(origin: recommendation.Origin, search: search_lib.Search
+         ) -> recommendation.Recommendation:
   """Returns the best of the private settings, of the public examples alone, and of no training."""
-  experiment = search.experiment
+  experiment, finals = search.experiment, search.judged()
   alone = _best(experiment.alone)
   rows = {'not trained': experiment.untrained}
   if alone:
-    rows[_ALONE] = experiment.alone[alone]
+    rows[_ALONE] = experiment.alone[alone].shifted(-experiment.gained(alone) / 3)
   winner = _best(rows)
-  first = finals[0] if finals and alone else None  # Nothing private without this comparison.
+  first = next(iter(finals), None) if alone else None  # Nothing private without this comparison.
   if first is None:
     reason = ('The public examples alone, or private training, could not be tried in time: give '
               'more `seconds`.')
   else:
-    for one in finals:  # The first of settings that differ in numbers alone.
-      rows.setdefault(_name(experiment, one), experiment.judged[one])
+    for one, final in finals.items():  # The first of settings that differ in numbers alone.
+      rows.setdefault(_name(experiment, one), final.judged)
     best, last = _name(experiment, first), outputs_lib.last_dense(origin.model)
     reason = ''
-    if last is not None:
+    # The public examples cannot calibrate weights that learned them.
+    if last is not None and first.start == settings_lib.GIVEN:
       name = f'{best}, calibrated'
-      rows[name] = experiment.calibrated(first, last.activation.__name__)
+      rows[name] = experiment.calibrated(finals[first].judged, last.activation.__name__)
       if settings_lib.better(rows[name], rows[best]):
         best, reason = name, 'Call `found.calibrate(model)` after the training.'
     if settings_lib.better(rows[best], rows[winner], _ERRORS):
       winner = best
     else:
-      reason, first = _needed(search, first, rows[winner]), None
+      reason = _needed(experiment.plans[first.noise], finals[first], rows[winner].loss)
+      first = None
   plan, method = None, None
   settings: Dict[str, float | bool] = {}
   if first is not None:
@@ -77,16 +81,18 @@ def _best(judged: Dict[str, settings_lib.Judged]) -> str:
   return found
 
 
-def _needed(search: search_lib.Search, first: settings_lib.Setting, winner: settings_lib.Judged
-            ) -> str:
-  """Returns what would make the best private setting as good as the proposal, in words."""
-  factor = search.experiment.enough(first, winner.loss, search.folds)
-  if factor == 0:
+def _needed(plan: privacy.PrivacyPlan, final: search_lib.Final, loss: float) -> str:
+  """Returns what would make the best private setting as good as the proposal, in words.
+
+  What noise adds to a loss is taken to grow with its square.
+  """
+  more, room = final.judged.loss - final.clean, loss - final.clean
+  if room >= more:
+    return 'Nothing private that was tried is better by more than the error of this comparison.'
+  if room <= 0:
     return ('Nothing private that was tried is better, and without any noise it is not: more '
             'private examples would not help this model.')
-  if factor >= 1:
-    return 'Nothing private that was tried is better by more than the error of this comparison.'
-  plan = search.experiment.plans[first.noise]
+  factor = math.sqrt(room / more)
   less = dataclasses.replace(plan, noise_multiplier=factor * plan.noise_multiplier)
   return ('Nothing private that was tried is better: more private examples or a larger epsilon '
           f'are needed, about {(plan.population_size or 0) / factor:.2g} examples or epsilon '

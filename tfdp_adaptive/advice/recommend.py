@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -108,14 +108,15 @@ def recommend(
   plans = plans_lib.candidates(
       population_size, batch_size, steps, sampling, mechanism, target_epsilon=target_epsilon,
       target_delta=target_delta, **fields)
+  plan = next(plans)
   compared = '' if examples_per_user is None else user_level.compare(
-      population_size=population_size, batch_size=plans[0].batch_size, steps=plans[0].steps,
+      population_size=population_size, batch_size=plan.batch_size, steps=plan.steps,
       examples_per_user=examples_per_user, likeness=likeness, target_epsilon=target_epsilon,
       target_delta=target_delta, **fields).reason
   if public is None:
-    found = _blind(model, plans[0], float(gradient_norm or 0))
+    found = _blind(model, plan, float(gradient_norm or 0))
   else:
-    found = _searched(model, *public, loss, metrics, plans, seed, clock)
+    found = _searched(model, *public, loss, metrics, plan, plans, seed, clock)
   return dataclasses.replace(found, reasons=tuple(filter(None, (*found.reasons, compared))))
 
 
@@ -166,8 +167,8 @@ def _blind(model: compat.Model, plan: privacy.PrivacyPlan, clip: float
 
 
 def _searched(model: compat.Model, x: Tree, y: Tree, loss: object, metrics: Sequence[object],
-              plans: Sequence[privacy.PrivacyPlan], seed: int, clock: settings_lib.Clock
-              ) -> recommendation.Recommendation:
+              plan: privacy.PrivacyPlan, others: Iterator[privacy.PrivacyPlan], seed: int,
+              clock: settings_lib.Clock) -> recommendation.Recommendation:
   """Searches, and puts the model back as it was."""
   specs = tf.nest.map_structure(lambda part: tf.TensorSpec(
       [None, *part.shape[1:]], tf.as_dtype(part.dtype)), x)
@@ -175,18 +176,18 @@ def _searched(model: compat.Model, x: Tree, y: Tree, loss: object, metrics: Sequ
   layers = parts.chain(model, x)
   part, features, front = parts.behind_frozen(layers, model, x)
   experiment = experiment_lib.Experiment(
-      part, layers[front:], loss, metrics, features, y, plans, seed, clock)
+      part, layers[front:], loss, metrics, features, y, [plan], seed, clock)
   search = search_lib.Search(experiment, clock)
   try:
     try:
       search.public_alone()
-      search.run()
-      finals = search.finals()
+      search.run(others)
+      search.finals()
     except KeyboardInterrupt:
-      finals = search.ranked()[:1]
+      pass
     clock.allow(math.inf)  # The proposed model is trained, whatever the time.
     return proposal.made(recommendation.Origin(model, experiment.trial.loss, x, y, layers, front),
-                     search, finals)
+                         search)
   finally:
     experiment.trial.restore()
     clock.end()

@@ -196,10 +196,11 @@ class Recommendation:
       if inputs.matrix is not None:
         before = [f'keras.Sequential(layers[:{origin.front}])(x)', 'x'][not origin.front]
         lines += [f'covariance = np.cov(np.transpose(scale({before})))',
-                  'values, vectors = np.linalg.eigh(covariance)  # `found.model` adds a ridge.',
+                  'values, vectors = np.linalg.eigh(covariance)',
                   'whiten = keras.layers.Dense(len(values), use_bias=False, trainable=False)',
                   'whiten.build([None, len(values)])',
-                  'whiten.set_weights([vectors / np.sqrt(values + 1e-3) @ vectors.T])']
+                  f'scales = np.sqrt(np.maximum(values, 0) + {inputs.ridge:.4g})',
+                  'whiten.set_weights([vectors / scales @ vectors.T])']
       scales = 'scale, whiten' if inputs.matrix is not None else 'scale'
       lines.append(f'model = keras.Sequential([*layers[:{origin.front}], {scales}, '
                    f'*layers[{origin.front}:]])' if origin.layers else
@@ -221,6 +222,7 @@ class Recommendation:
           f'    population_size={plan.population_size}, batch_size={plan.batch_size}, '
           f'steps={plan.steps},',
           f'    l2_norm_clip={plan.l2_norm_clip:g}, sampling=tfdp.sampling.{plan.sampling!r},',
+          f'    adjacency={plan.adjacency!r}, unit={plan.unit!r},',
           f'    mechanism=tfdp.mechanisms.{_mechanism(plan.mechanism)})',
           f'rate = {rate:g}' if settings.get('use_ema') else
           f'rate = keras.optimizers.schedules.PolynomialDecay({rate:g}, {plan.steps}, 0.0)',

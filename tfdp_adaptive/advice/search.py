@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Searches settings of private training by successive halving, within seconds."""
+"""Searches settings of private training within seconds, the likely best ones first."""
 
 from __future__ import annotations
 
 import math
-from typing import List, Sequence
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set
 
+import numpy as np
+
+from tfdp_adaptive import privacy
 from tfdp_adaptive.advice import experiment as experiment_lib
 from tfdp_adaptive.advice import settings as settings_lib
 from tfdp_adaptive.advice import trial as trial_lib
@@ -13,13 +16,23 @@ from tfdp_adaptive.advice import trial as trial_lib
 NOTCH = 10**.5  # Between learning rates.
 _CLIMB = 5  # Learning rates of one climb at most.
 _CLIPS = {'DPSGD': (3.0, 12.0, 1.0, .3), 'DPAdam': (1.0, 3.0, 12.0, .3),
-          'DPAdamSTP': (1.0, .25, 4.0), 'DPKFC': (1.0, 3.0, .3)}
-_LEAST_STEPS = 256  # Steps on the public examples alone before anything else is tried.
-_KEPT = 3  # Starts, and then rules, that are looked at closely.
-_SEARCHED = 0, 2  # Folds of the search; all folds judge what it finds.
-_TRAININGS = 100  # About so many are wanted.
-_PRIVATE = 2.0  # Time of a private step over that of a plain one.
+          'DPKFC': (1.0, 3.0), 'DPAdamSTP': (1.0, .25)}
+_PUBLIC_RATE = .1  # First learning rate from public weights.
+_SMALLER = (1, NOTCH**-1, NOTCH**-2)  # Rates for weights that more examples learned.
+_LEAST_STEPS = 64  # Steps on the public examples alone before time may end them.
+_KEPT = 3  # Inputs and starts that are searched closely.
+_SEARCHED = 0, 1  # Folds of the search; all folds judge what it finds.
+_AGAIN = 1, 2  # Seeds of the last judgement.
+_TRAININGS = 60  # About so many are wanted.
 _SLOWEST = 64  # The most steps of a plan that one step of a trial stands for.
+_ALONE, _SEARCH, _END = .35, .7, .92  # Shares of the time at which parts end.
+
+
+class Final(NamedTuple):
+  """Estimates for training with all public examples, and on the private ones."""
+
+  judged: settings_lib.Judged
+  clean: float  # Loss without noise.
 
 
 class Search:
@@ -34,99 +47,127 @@ class Search:
       self, experiment: experiment_lib.Experiment, clock: settings_lib.Clock) -> None:
     self.experiment, self._clock = experiment, clock
     self.folds: Sequence[int] = _SEARCHED[:1]
+    self._clean: Dict[settings_lib.Setting, Dict[int, np.ndarray]] = {}  # By fold.
 
   def public_alone(self) -> None:
     """Finds how to train on the public examples alone, for all kinds of inputs."""
     experiment = self.experiment
     self._clock.allow(math.inf)  # One training at least, since it may be the best.
+    limit = lambda steps: self._clock.allow(_ALONE if steps >= _LEAST_STEPS else math.inf)
     try:
-      for kind in experiment.kinds:
-        experiment.try_alone(kind, self._limit, _SEARCHED)
-    except settings_lib.OutOfTime:
-      pass
-    self._clock.allow(.55)
-    try:
-      for kind in experiment.alone:
-        experiment.judge_alone(kind)
+      for fold in range(experiment_lib.FOLDS):
+        kinds = self.kinds if fold else experiment.kinds
+        for kind in kinds:
+          for rate in experiment_lib.ALONE_RATES[:None if kind == kinds[0] else 1]:
+            experiment.try_alone(kind, rate, fold, limit)
     except settings_lib.OutOfTime:
       pass
 
-  def _limit(self, rates: int, steps: int) -> None:
-    """Gives the first training on the public examples alone all the time, and others less."""
-    self._clock.allow(.3 if rates else .5 if steps >= _LEAST_STEPS else 1.0)
+  @property
+  def kinds(self) -> List[str]:
+    """Kinds of inputs that were tried with the public examples alone, the best one first."""
+    return sorted(self.experiment.alone, key=lambda kind: self.experiment.alone[kind].loss)
 
-  def run(self) -> None:
-    """Searches inputs and starts first, then optimizers and clip norms."""
-    self._clock.allow(.7)
+  def run(self, plans: Iterable[privacy.PrivacyPlan] = ()) -> None:
+    """Searches inputs and starts first, then optimizers, clip norms and other plans."""
+    self._clock.reserve(self.experiment.seconds_of_public_weights(self.kinds[0]))
+    self._clock.allow(_SEARCH)
     try:
       folds = self._set_fidelity()
-      starts = self.experiment.starts
-      for kind, start in starts:
-        self._climb(settings_lib.Setting(
-            kind, start, 'DPAdam', clip=1.0, rate=1.0 if start == settings_lib.GIVEN else .1))
-      ranked = sorted((self.ranked(inputs=kind, start=start)[0] for kind, start in starts),
-                      key=self._loss)
+      for kind in self.kinds:
+        for optimizer in ('DPAdam', 'DPSGD')[:2 if kind == self.kinds[0] else 1]:
+          for start in self.experiment.starts:
+            self._climb(settings_lib.Setting(
+                kind, start, optimizer, clip=_CLIPS[optimizer][0],
+                rate=1.0 if start == settings_lib.GIVEN else _PUBLIC_RATE))
+      best = self._alike(self.ranked())
       self.folds = folds
-      for one in ranked[:_KEPT]:
+      for one in best[:_KEPT]:
         self._climb(one)
-        self._climb(one._replace(optimizer='DPSGD', clip=_CLIPS['DPSGD'][0]))
-      best = self._best()
-      rules = [one for one in self.experiment.part(best.start).rules if one != trial_lib.ADAM]
-      for rule in rules:
-        self._climb_rule(best, rule, _CLIPS[rule.split()[0]][:1])
-      for rule in sorted(rules, key=lambda one: self._loss(self._of_rule(best, one)))[:_KEPT]:
-        self._climb_rule(best, rule, _CLIPS[rule.split()[0]][1:])
-      for noise in range(1, len(self.experiment.plans)):
-        self._climb(self._best()._replace(noise=noise))
-      self._climb(self._best()._replace(averaged=True))
+      for optimizer, clips in _CLIPS.items():
+        if optimizer in self.experiment.part(self._best().start).rules:
+          for clip in clips:
+            self._climb_from(optimizer=optimizer, clip=clip)
+      self._climb_from(optimizer='DPSGD', momentum=.9)
+      self._climb_from(averaged=True)
+      for plan in plans:
+        self.experiment.plans.append(plan)
+        self._climb_from(noise=len(self.experiment.plans) - 1)
       for factor in (NOTCH**.5, NOTCH**-.5):
-        best = self._best()
-        self.experiment.measure(best._replace(rate=best.rate * factor), self.folds)
+        best_rate = self._best().rate
+        self.experiment.measure(self._best()._replace(rate=best_rate * factor), self.folds)
     except settings_lib.OutOfTime:
       pass
 
-  def finals(self) -> List[settings_lib.Setting]:
-    """Judges the best settings again, on all folds and with other noise, the best one first.
-
-    The noise that was lucky in the search counts no more.
-    """
-    self._clock.allow(.9)
+  def finals(self) -> None:
+    """Judges the best settings again, with other noise: that of the search was lucky."""
+    self._clock.allow(_END)
     if not self.ranked():  # Time was up when the second fold began.
       self.folds = self.folds[:1]
-    ranked = self.ranked()
-    accurate = sorted(ranked, key=lambda one: -self.experiment.judged[one].metric)
-    best = list(dict.fromkeys(
-        ranked[:3] + accurate[:2] * bool(self.experiment.judge)))
-    # The best of each kind and start.
-    alike = {one[:2]: one for one in reversed(self.ranked(_SEARCHED[:1]))}
-    done: List[settings_lib.Setting] = []
+    ranked, groups = self.ranked(), self._alike(self.ranked(_SEARCHED[:1]))
+    public = [one for one in groups if one.start != settings_lib.GIVEN][:1]
+    smaller = [one._replace(rate=one.rate * factor) for one in public for factor in _SMALLER]
+    every = range(experiment_lib.FOLDS)
     try:
-      for one in dict.fromkeys([*best, *alike.values()]):
-        self._again(one, range(experiment_lib.FOLDS) if one in best else self.folds, (1,))
-        done.append(one)
+      for one in dict.fromkeys([*ranked[:1], *smaller, *ranked[1:3], *groups]):
+        self._again(one, every if len(self.folds) > 1 else self.folds)
+      for fold in every:
+        for one in list(self.judged())[:2]:
+          self._again(one, every[:fold + 1])
     except settings_lib.OutOfTime:
       pass
-    judged = self.experiment.judged
-    for one in list(done):
-      if settings_lib.better(judged[one], judged[done[0]]):
-        done.remove(one)
-        done.insert(0, one)
-    try:  # The best of many was lucky, too: other noise says how good it is.
-      for one in done[:1]:
-        self._again(one, range(experiment_lib.FOLDS), (2, 3))
-    except settings_lib.OutOfTime:
-      pass
-    return done
 
-  def _again(self, setting: settings_lib.Setting, folds: Sequence[int], seeds: Sequence[int]
-             ) -> None:
-    """Judges a setting anew; what was known stays if there is no time."""
-    known = self.experiment.judged.pop(setting)
-    try:
-      self.experiment.measure(setting, folds, seeds)
-    except settings_lib.OutOfTime:
-      self.experiment.judged[setting] = known
-      raise
+  def _again(self, setting: settings_lib.Setting, folds: Sequence[int]) -> None:
+    self.experiment.measure(setting, folds, _AGAIN)
+    clean = self._clean.setdefault(setting, {})
+    for fold in folds:
+      if fold not in clean:
+        clean[fold] = self.experiment.clean(setting, fold)
+
+  def judged(self) -> Dict[settings_lib.Setting, Final]:
+    """Returns the estimates of the best settings, the best one first.
+
+    Let N private examples without noise gain G over the A of n public ones, see `experiment`, and
+    q be the loss of a setting without noise, Q the least one. There are two estimates of G: the law
+    of L + a / n gives 4 / 3 (h - f) (1 - n / N), and what is charged A - Q; G is their mean. From
+    public weights training gains G (h - q) / (h - Q), from others G - (q - Q). The noise costs
+    what it costs here.
+    """
+    experiment, found = self.experiment, {}
+    cleans = {one: float(np.mean(np.concatenate([*clean.values()])))
+              for one, clean in self._clean.items() if clean}
+    least, first = min(cleans.values(), default=0.0), self.kinds[0] if self.kinds else ''
+    fresh = max(0.0, 1 - experiment.count / (experiment.plans[0].population_size or math.inf))
+    for one, clean in cleans.items():
+      kind = first if one.start == settings_lib.GIVEN else one.inputs
+      alone, more = experiment.alone[kind], experiment.gained(kind)
+      level = (max(0.0, alone.loss - more / 3 - least)) / 2
+      judged, part, lost, noisy = settings_lib.Judged(), 1.0, clean - least, 0.0
+      if one.start != settings_lib.GIVEN:
+        half = float(np.mean(np.concatenate(
+            [experiment.halves[kind, fold] for fold in self._clean[one]])))
+        part = max(0.0, half - clean) / max(half - least, 1e-12)
+        lost = max(0.0, clean - half)
+      own = experiment.judged[one].only(_AGAIN, self._clean[one])
+      for fold in own.folds & alone.folds:
+        losses, metric, outputs = own.of(fold)
+        cost = losses - self._clean[one][fold]
+        gain = 2 / 3 * fresh * bool(more) * (
+            experiment.halves[kind, fold] - alone.losses[fold, 0]
+            if (kind, fold) in experiment.halves else more)
+        judged.note((fold, 0), alone.losses[fold, 0] - more / 3 - part * (gain + level) + lost
+                    + cost, metric, outputs)
+        noisy += float(cost.mean()) / len(own.folds & alone.folds)
+      if judged.losses:
+        found[one] = Final(judged, judged.loss - noisy)
+    if not found:  # Without a second judgement, the first one is all there is.
+      found = {one: Final(experiment.judged[one], experiment.judged[one].loss)
+               for one in self.ranked()[:1]}
+    order: List[settings_lib.Setting] = []
+    for one, final in sorted(found.items(), key=lambda item: item[1].judged.loss):
+      leads = order and settings_lib.better(final.judged, found[order[0]].judged)
+      order.insert(0 if leads else len(order), one)
+    return {one: found[one] for one in order}
 
   def _climb(self, setting: settings_lib.Setting) -> None:
     """Moves the learning rate in the direction in which the loss falls."""
@@ -143,6 +184,12 @@ class Search:
       if moved:
         return
 
+  def _climb_from(self, **change: Any) -> None:
+    """Changes the best setting, and its rate to the best one of this optimizer so far."""
+    one = self._best()._replace(**change)
+    known = self.ranked(inputs=one.inputs, start=one.start, optimizer=one.optimizer)
+    self._climb(one._replace(rate=known[0].rate) if known else one)
+
   def _set_fidelity(self) -> Sequence[int]:
     """Lets a step of the trial stand for several of the plan, if the model is slow.
 
@@ -150,33 +197,26 @@ class Search:
       The folds of the search.
     """
     experiment, probe = self.experiment, settings_lib.Setting()
-    pace = _PRIVATE * experiment.trial.pace.get(trial_lib.ADAM, math.inf)
+    pace = experiment_lib.PRIVATE * experiment.trial.pace.get(trial_lib.ADAM, math.inf)
     wanted = lambda: _TRAININGS * pace * experiment.steps(probe)
     while wanted() > self._clock.left and experiment.coarse < _SLOWEST and (
         experiment.steps(probe) > 50):
       experiment.coarse *= 2
-    return _SEARCHED[:2 if 2 * wanted() < self._clock.left else 1]
-
-  def _climb_rule(self, best: settings_lib.Setting, rule: str, clips: Sequence[float]) -> None:
-    """Tries clip norms of a rule, from its best rate so far."""
-    optimizer, momentum = rule.split()
-    for clip in clips:
-      self._climb(best._replace(optimizer=optimizer, momentum=float(momentum), clip=clip,
-                                rate=self._of_rule(best, rule).rate))
-
-  def _of_rule(self, best: settings_lib.Setting, rule: str) -> settings_lib.Setting:
-    """Returns the best setting of a rule with these inputs and start; `best` if there is none."""
-    return (self.ranked(inputs=best.inputs, start=best.start, rule=rule) or [best])[0]
+    known = experiment.alone[self.kinds[0]].folds
+    return _SEARCHED[:2 if 2 * wanted() < self._clock.left and known >= {*_SEARCHED} else 1]
 
   def _best(self) -> settings_lib.Setting:
     return self.ranked()[0]
 
+  def _alike(self, settings: Sequence[settings_lib.Setting]) -> List[settings_lib.Setting]:
+    """Returns the first setting of each kind of inputs and start."""
+    seen: Set[Any] = set()
+    return [one for one in settings if not (one[:2] in seen or seen.add(one[:2]))]
+
   def ranked(self, folds: Sequence[int] = (), **alike: str) -> List[settings_lib.Setting]:
     """Returns the settings with these values that the folds have judged, the best one first."""
-    return sorted((one for one, judged in self.experiment.judged.items()
-                   if all((fold, 0) in judged.losses for fold in folds or self.folds)
+    judged = self.experiment.judged
+    return sorted((one for one in judged
+                   if all((fold, 0) in judged[one].losses for fold in folds or self.folds)
                    and all(getattr(one, name) == value for name, value in alike.items())),
-                  key=self._loss)
-
-  def _loss(self, setting: settings_lib.Setting) -> float:
-    return self.experiment.judged[setting].loss
+                  key=lambda one: judged[one].loss)

@@ -8,7 +8,7 @@ import functools
 import math
 import sys
 import time
-from typing import Callable, cast, Dict, Hashable, NamedTuple, Tuple, TypeVar
+from typing import Callable, cast, Collection, Dict, Hashable, NamedTuple, Set, Tuple, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from tfdp_adaptive.trees import Tree
 
 GIVEN, PUBLIC, LAST = 'given', 'public', 'last layer'  # Names of start weights.
 Key = Tuple[int, int]  # Fold and seed of a training.
+One = Tuple[np.ndarray, float, Tree]  # Losses, metric and outputs of judged examples.
 _Method = TypeVar('_Method', bound=Callable[..., object])
 now = time.monotonic  # Seconds.
 _HUGE = 1e6  # In place of a loss that is not finite.
+_CLEAR = 1.65  # Standard errors of a clear difference.
 
 
 class Setting(NamedTuple):
@@ -47,10 +49,6 @@ class Setting(NamedTuple):
   averaged: bool = False
   noise: int = 0
 
-  @property
-  def rule(self) -> str:
-    return f'{self.optimizer} {self.momentum:g}'
-
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
@@ -72,6 +70,26 @@ class Judged:
     self.metrics[key] = metric if math.isfinite(metric) else -_HUGE
     self.outputs[key] = outputs
 
+  def shifted(self, by: float) -> Judged:
+    """Returns the judgement with a number added to all losses."""
+    return dataclasses.replace(
+        self, losses={key: losses + by for key, losses in self.losses.items()})
+
+  def only(self, seeds: Collection[int], folds: Collection[int]) -> Judged:
+    """Returns the judgement by trainings with these seeds, on these folds."""
+    return Judged(*(
+        {key: value for key, value in values.items() if key[0] in folds and key[1] in seeds}
+        for values in (self.losses, self.metrics, self.outputs)))
+
+  def of(self, fold: int) -> One:
+    """Returns means over the trainings of a fold, and outputs of one of them."""
+    return (_of_fold(self.losses, fold), float(_of_fold(self.metrics, fold)),
+            next(value for key, value in self.outputs.items() if key[0] == fold))
+
+  @property
+  def folds(self) -> Set[int]:
+    return {fold for fold, _ in self.losses}
+
   @property
   def loss(self) -> float:
     return float(np.mean(np.concatenate([*self.losses.values()])))
@@ -87,7 +105,7 @@ class Judged:
       Mean and standard error, over examples, or over folds for metrics, that both have judged.
     """
     own, others = getattr(self, what), getattr(other, what)
-    folds = sorted({fold for fold, _ in own} & {fold for fold, _ in others})
+    folds = sorted(self.folds & other.folds)
     more = np.concatenate([
         np.atleast_1d(_of_fold(own, fold) - _of_fold(others, fold)) for fold in folds])
     error = more.std(ddof=1) / math.sqrt(len(more)) if len(more) > 1 else 0.0
@@ -95,17 +113,22 @@ class Judged:
 
 
 def better(one: Judged, other: Judged, errors: float = 0.0) -> bool:
-  """Whether the metric is better by more than a standard error, or level and the loss is less.
+  """Whether the loss is less and the metric not clearly worse, or the other way round.
+
+  A metric is compared on three folds or more, which tell its error.
 
   Args:
     one, other: What is compared.
-    errors: By how many standard errors the loss must be less.
+    errors: By how many standard errors one of loss and metric must be better. The other one must
+      then not be worse at all.
   """
-  more, error = one.above(other, 'metrics')
-  if abs(more) > error:
-    return more > 0
   more, error = one.above(other)
-  return more < -errors * error
+  gain, spread = one.above(other, 'metrics')
+  if len(one.folds & other.folds) < 3:
+    gain, spread = 0.0, 0.0
+  if more < -errors * error and gain >= -_CLEAR * spread:
+    return True
+  return gain > max(errors, _CLEAR) * spread and more <= (0.0 if errors else _CLEAR * error)
 
 
 def _of_fold(values: Dict[Key, Tree], fold: int) -> np.ndarray:
@@ -127,10 +150,15 @@ class Clock:
   def __init__(self, seconds: float, verbose: int) -> None:
     self._began = self._printed = now()
     self._seconds, self._verbose, self._ends = seconds, verbose, math.inf
+    self._reserved = 0.0
+
+  def reserve(self, seconds: float) -> None:
+    """Saves seconds for what comes after all parts, but half of the time at most."""
+    self._reserved = min(seconds, .5 * self._seconds)
 
   def allow(self, share: float) -> None:
     """Lets the next part end when this share of the time is over."""
-    self._ends = self._began + share * self._seconds
+    self._ends = self._began + share * (self._seconds - self._reserved)
 
   @property
   def left(self) -> float:

@@ -44,6 +44,7 @@ class Course(NamedTuple):
       correlates it; 0 to train without noise.
     mechanism: The noise mechanism.
     seed: Fixes the batches and the noise.
+    momentum: Decay of heavy-ball momentum on the directions of the rule.
   """
 
   rule: str
@@ -52,13 +53,16 @@ class Course(NamedTuple):
   stddev: float
   mechanism: mechanisms.Mechanism
   seed: int
+  momentum: float = 0.0
 
 
 class State(NamedTuple):
-  """The state of one training: weights, their moving average, and what the private steps keep."""
+  """The state of one training: weights, averages of weights and directions, and the private step's.
+  """
 
   weights: Tree
   average: Tree
+  moment: Tree
   private: private_rule.State
   step: int = 0
 
@@ -100,30 +104,25 @@ class Trial:
   def norms(self, x: Tree, y: Tree, weights: Weights, rule: str) -> np.ndarray:
     """Returns the norms [n] of the gradients of all examples, in the first units of a rule."""
     self.assign(weights)
-    made, count = self.rules[rule], len(tf.nest.flatten(y)[0])
-
-    def measure(batch: interface.Batch, few_x: Tree, few_y: Tree) -> tf.Tensor:
-      private = self._private(made, mechanisms.IndependentGaussian())
-      state = private.init()
-      public = self._public(made, few_x, few_y, state.rule)
-      return self._clipped(private.query(state, public), batch).norms[0]
-
-    key = rule, 'norms'
-    if key not in self._traced:
-      self._traced[key] = tf.function(measure, autograph=False)
+    count = len(tf.nest.flatten(y)[0])
     few = np.arange(_FACTORS) % count
-    parts = np.resize(np.arange(count), [-(-count // BATCH), BATCH])
-    return np.concatenate([self._traced[key](
-        _batch(x, y, part), _rows(x, few), _rows(y, few)).numpy() for part in parts])[:count]
+    private = self._private(self.rules[rule], mechanisms.IndependentGaussian())
+    state = private.init()
+    request = private.query(
+        state, self._public(private.rule, rows_of(x, few), rows_of(y, few), state.rule))
+    parts = np.resize(np.arange(count), [-(-count // self.batch_size), self.batch_size])
+    return np.concatenate([
+        self._clipped(rule, private, request, rows_of(x, part), rows_of(y, part))[1].numpy()
+        for part in parts])[:count]
 
   def begin(self, course: Course, weights: Weights) -> State:
     """Returns the state before the first step."""
     wide = [tf.cast(value, spec.dtype) for value, spec in zip(weights, self.specs)]
     private = self._private(self.rules[course.rule], course.mechanism, seed=course.seed)
-    return State(wide, wide, private.init())
+    return State(wide, wide, [tf.zeros_like(value) for value in wide], private.init())
 
   def advance(self, course: Course, state: State, x: Tree, y: Tree, rows: np.ndarray, until: int,
-              momentum: float) -> State:
+              decay: float) -> State:
     """Trains on these rows until a step.
 
     Args:
@@ -132,7 +131,7 @@ class Trial:
       x, y: All public examples.
       rows: The indices of the examples to train on.
       until: The number of steps at the end.
-      momentum: Decay of the moving average of the weights.
+      decay: Of the moving average of the weights.
     """
     if until <= state.step:
       return state
@@ -142,17 +141,16 @@ class Trial:
       variable.assign(value)
     share = (_LEAST / self.batch_size / max(course.stddev, _LEAST / self.batch_size))**2
     numbers = [tf.constant(value, tf.float32) for value in (
-        course.rates[state.step:until], course.clip, share, momentum)]
+        course.rates[state.step:until], course.clip, share, course.momentum, decay)]
     run = self._function(course, x, y, state)
-    weights, average, private = run(
-        x, y, drawn, np.resize(rows, _FACTORS), numbers, not state.step, state[:3])
-    return State(weights, average, private, until)
+    return State(*run(x, y, drawn, np.resize(rows, _FACTORS), numbers, not state.step, state[:4]),
+                 until)
 
   def judge(self, x: Tree, y: Tree, weights: Sequence[Tree]) -> Tuple[Tree, np.ndarray]:
     """Returns the outputs for all examples, and their losses [n]."""
     self.assign(weights)
     count = len(tf.nest.flatten(y)[0])
-    parts = [self._look(*_batch(x, y, np.arange(first, min(count, first + CHUNK)))[:2])
+    parts = [self._look(*rows_of((x, y), np.arange(first, min(count, first + CHUNK))))
              for first in range(0, count, CHUNK)]
     outputs = tf.nest.map_structure(lambda *some: np.concatenate([t.numpy() for t in some]),
                                     *(part[0] for part in parts))
@@ -186,9 +184,26 @@ class Trial:
       return ()
     return public_lib.when_due(rule, self.model, self.loss, x, y, state)
 
-  def _clipped(self, request: interface.Request, batch: interface.Batch) -> interface.Clipped:
-    engine = engines.choose('auto', self.model, request.asks, batch.x)
-    return engine(self.model, self.loss, batch, request)
+  def _clipped(self, name: str, private: private_rule.PrivateRule, request: interface.Request,
+               x: Tree, y: Tree) -> Tuple[Tree, tf.Tensor]:
+    """Returns the clipped sum over examples and their norms.
+
+    The engine is traced once for all rules that clip raw gradients: most of the time of a search
+    would be tracing.
+    """
+    (query,) = request.queries
+    key = 'clipped', '' if trees.absent(query.scale) else name
+    if key not in self._traced:
+
+      def clipped(x: Tree, y: Tree, sent: private_rule.Broadcast) -> Tuple[Tree, tf.Tensor]:
+        batch = interface.Batch(x, y, (), tf.ones([self.batch_size], tf.bool))
+        engine = engines.choose('auto', self.model, request.asks, x)
+        found = engine(self.model, self.loss, batch, interface.Request(
+            request.asks, private.queries(sent, self.specs), sent.clips))
+        return found.sums[0].total, found.norms[0]
+
+      self._traced[key] = tf.function(clipped, autograph=False, reduce_retracing=True)
+    return self._traced[key](x, y, private.broadcast(request))
 
   def _function(self, course: Course, x: Tree, y: Tree, state: State) -> Callable[..., Tree]:
     """Returns the steps of a rule, traced once for any number of them."""
@@ -201,49 +216,47 @@ class Trial:
           functools.partial(self._run, course.rule, course.mechanism),
           autograph=False, input_signature=[
               spec_of(x), spec_of(y), tf.TensorSpec([None, self.batch_size], tf.int64),
-              tf.TensorSpec([_FACTORS], tf.int64), [rates, number, number, number],
-              tf.TensorSpec([], tf.bool), spec_of(state[:3])])
+              tf.TensorSpec([_FACTORS], tf.int64), [rates, number, number, number, number],
+              tf.TensorSpec([], tf.bool), spec_of(state[:4])])
     return self._traced[key]
 
   def _run(self, name: str, mechanism: mechanisms.Mechanism, x: Tree, y: Tree, drawn: tf.Tensor,
            few: tf.Tensor, numbers: Sequence[tf.Tensor], first: tf.Tensor, state: Tree) -> Tree:
-    rule, (rates, clip, share, momentum) = self.rules[name], numbers
+    rule, (rates, clip, share, momentum, decay) = self.rules[name], numbers
     private = self._private(rule, mechanism, clip, share)
     self.assign(state[0])
-    few_x, few_y = _rows(x, few), _rows(y, few)
+    few_x, few_y = rows_of(x, few), rows_of(y, few)
 
-    def step(index: tf.Tensor, average: Tree, kept: private_rule.State) -> Tree:
-      batch = _batch(x, y, tf.ensure_shape(drawn[index], [self.batch_size]))
+    def step(index: tf.Tensor, average: Tree, moment: Tree, kept: private_rule.State) -> Tree:
+      rows = tf.ensure_shape(drawn[index], [self.batch_size])
+      own_x, own_y = rows_of(x, rows), rows_of(y, rows)
       if name == ADAM:
         mean = [tf.cast(part, spec.dtype) for part, spec in zip(
-            public_lib.gradients('mean', self.model, self.loss, batch.x, batch.y), self.specs)]
+            public_lib.gradients('mean', self.model, self.loss, own_x, own_y), self.specs)]
         direction, own = rule.update(kept.rule, (contract.Release(mean, tf.zeros([])),), ())
         kept = kept._replace(rule=own)
       else:
         public = self._public(rule, few_x, few_y, kept.rule)
         request = private.query(kept, public)
-        sums = self._clipped(request, batch).sums
-        direction, kept = private.answer(kept, request, sums, public)
-      for variable, change in zip(self.variables, direction):
+        total, _ = self._clipped(name, private, request, own_x, own_y)
+        direction, kept = private.answer(kept, request, (contract.Sums(total),), public)
+      moment = [tf.cast(momentum, old.dtype) * old + tf.cast(change, old.dtype)
+                for old, change in zip(moment, direction)]
+      for variable, change in zip(self.variables, moment):
         variable.assign_sub(tf.cast(rates[index], variable.dtype) *
                             tf.cast(change, variable.dtype))
-      decay = tf.where(first & tf.equal(index, 0), 0.0, momentum)
-      average = [tf.cast(decay, old.dtype) * old +
-                 tf.cast(1 - decay, old.dtype) * tf.cast(variable, old.dtype)
+      memory = tf.where(first & tf.equal(index, 0), 0.0, decay)
+      average = [tf.cast(memory, old.dtype) * old +
+                 tf.cast(1 - memory, old.dtype) * tf.cast(variable, old.dtype)
                  for old, variable in zip(average, self.variables)]
-      return index + 1, average, kept
+      return index + 1, average, moment, kept
 
-    _, average, kept = tf.while_loop(
+    _, average, moment, kept = tf.while_loop(
         lambda index, *_: index < tf.shape(rates)[0], step, (tf.constant(0), *state[1:]),
         parallel_iterations=1)
     return ([tf.cast(tf.convert_to_tensor(v), spec.dtype)
-             for v, spec in zip(self.variables, self.specs)], average, kept)
+             for v, spec in zip(self.variables, self.specs)], average, moment, kept)
 
 
-def _rows(tree: Tree, rows: Tree) -> Tree:
+def rows_of(tree: Tree, rows: Tree) -> Tree:
   return tf.nest.map_structure(lambda values: tf.gather(values, rows), tree)
-
-
-def _batch(x: Tree, y: Tree, rows: np.ndarray | tf.Tensor) -> interface.Batch:
-  return interface.Batch(
-      _rows(x, rows), _rows(y, rows), (), tf.ones([rows.shape[0]], tf.bool))
