@@ -33,8 +33,10 @@ def made(origin: recommendation.Origin, search: search_lib.Search
     reason = ('The public examples alone, or private training, could not be tried in time: give '
               'more `seconds`.')
   else:
-    for one, final in finals.items():  # The first of settings that differ in numbers alone.
-      rows.setdefault(_name(experiment, one), final.judged)
+    first = next((one for one, final in finals.items()
+                  if settings_lib.better(final.judged, rows[winner], _ERRORS)), first)
+    for one in (first, *finals):  # The first of settings that differ in numbers alone.
+      rows.setdefault(_name(experiment, one), finals[one].judged)
     best, last = _name(experiment, first), outputs_lib.last_dense(origin.model)
     reason = ''
     # The public examples cannot calibrate weights that learned them.
