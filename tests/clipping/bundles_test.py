@@ -16,8 +16,9 @@ layers = compat.keras.layers
 
 
 @pytest.mark.parametrize('seed', range(20))
-def test_what_is_bundled_comes_apart_again(seed):
+def test_what_is_bundled_comes_apart_again(seed, monkeypatch):
   """Sums of scaled squares by bundle, and by variable in float64."""
+  monkeypatch.setattr(factors, 'MANY', 1)
   rng = np.random.default_rng(seed)
   shapes = [tuple(rng.integers(1, 6, rng.integers(0, 3))) for _ in range(rng.integers(1, 9))]
   shapes += [(factors.SMALL,), (factors.SMALL + 1,)]
@@ -47,6 +48,13 @@ def test_what_is_bundled_comes_apart_again(seed):
     exact = np.sum(weighted**2, 0) if per_variable[i] is not None else np.zeros(shapes[i])
     assert total.shape == shapes[i] and total.dtype == dtypes[i]
     np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-30)
+
+
+def test_few_small_variables_are_not_copied():
+  few = [factors.explicit(tf.ones([3, 5])) for _ in range(factors.MANY - 1)]
+  assert factors.bundled(few, [0] * len(few)) == ([(i,) for i in range(len(few))], few)
+  more = [*few, few[0]]
+  assert len(factors.bundled(more, [0] * len(more))[0]) == 1
 
 
 def test_more_small_variables_take_few_more_operations():

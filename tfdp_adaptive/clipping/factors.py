@@ -28,9 +28,10 @@ from tfdp_adaptive.clipping import protocol
 KEEP = 2.0
 STEPS = 64
 
-# Variables of at most `SMALL` numbers are clipped in bundles of about `FULL` numbers. Copying more
-# takes longer than it saves, and the gradients of a bundle are in memory twice at first.
-SMALL, FULL = 2**12, 2**15
+# If at least `MANY` variables have at most `SMALL` numbers, they are clipped in bundles of about
+# `FULL` numbers. Copying more takes longer than it saves, and the gradients of a bundle are in
+# memory twice at first.
+MANY, SMALL, FULL = 8, 2**12, 2**15
 Bundle = Tuple[int, ...]  # Positions of variables; most bundles have one.
 
 
@@ -313,9 +314,10 @@ def bundled(
   """
   places: Dict[Hashable, List[int]] = {}
   numbers: Dict[Hashable, int] = collections.Counter()
+  many = sum(map(_small, per_variable)) >= MANY
   for i, (factor, kind) in enumerate(zip(per_variable, kinds)):
     key: Hashable = i
-    if isinstance(factor, Explicit) and math.prod(factor.shape) <= SMALL:
+    if many and isinstance(factor, Explicit) and _small(factor):
       alike = factor.parts[0].dtype, kind
       key = alike, numbers[alike] // FULL
       numbers[alike] += math.prod(factor.shape)
@@ -327,6 +329,10 @@ def bundled(
         tf.reshape(one.gradient(), [-1, math.prod(one.shape)]) for one in several
     ], 1)) if others else per_variable[first])
   return bundles, bundled
+
+
+def _small(factor: Optional[protocol.Factor]) -> bool:
+  return isinstance(factor, Explicit) and math.prod(factor.shape) <= SMALL
 
 
 def flat(scale: Sequence[trees.Tree], bundles: Sequence[Bundle]) -> List[trees.Tree]:

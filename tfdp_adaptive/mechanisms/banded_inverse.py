@@ -12,7 +12,7 @@ from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
+import scipy
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import families
@@ -101,7 +101,7 @@ class BandedInverse(_KnownInverse):
       decayed = root * self.workload.momentum ** np.arange(len(root))
       return np.convolve(root, decayed)[:self.inverse_bands]
     value = lambda gamma: self._loss(np.cumsum(coefficients(gamma))[1:])[0]
-    optimum = optimize.minimize_scalar(value, bounds=(0.01, 0.999), method='bounded')
+    optimum = scipy.optimize.minimize_scalar(value, bounds=(0.01, 0.999), method='bounded')
     return coefficients(optimum.x)
 
   def _loss(self, sums: np.ndarray) -> Tuple[float, np.ndarray]:

@@ -17,7 +17,7 @@ import math
 from typing import List, Sequence, Tuple
 
 import numpy as np
-from scipy import linalg
+import scipy
 import tqdm
 
 from tfdp_adaptive.mechanisms import progress
@@ -272,5 +272,5 @@ def _gauss(size: int) -> Tuple[np.ndarray, np.ndarray]:
     return np.arange(size, dtype=np.float64), np.ones(size)
   k = np.arange(1, _NODES, dtype=np.float64)
   off = np.sqrt(k**2 * (float(size)**2 - k**2) / (4 * (4 * k**2 - 1)))
-  x, v = linalg.eigh_tridiagonal(np.full(_NODES, (size - 1) / 2), off)
+  x, v = scipy.linalg.eigh_tridiagonal(np.full(_NODES, (size - 1) / 2), off)
   return x, size * v[0]**2

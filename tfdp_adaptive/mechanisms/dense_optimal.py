@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg
+import scipy
 import tqdm
 
 from tfdp_adaptive import checks
@@ -186,9 +186,9 @@ def _balanced(
 def _decompose(matrix: np.ndarray, objective: str) -> Tuple[Any, np.ndarray, np.ndarray]:
   """Returns `(U, s, V)`; U, and small s to full precision, for the maximal error only."""
   if objective == 'max':
-    u, s, v = linalg.svd(matrix, check_finite=False)
+    u, s, v = scipy.linalg.svd(matrix, check_finite=False)
     return u, np.maximum(s, 1e-300), v.T
-  squares, v = linalg.eigh(matrix.T @ matrix, check_finite=False, driver='evd')
+  squares, v = scipy.linalg.eigh(matrix.T @ matrix, check_finite=False, driver='evd')
   return None, np.sqrt(np.maximum(squares, 1e-30)), v
 
 

@@ -16,7 +16,7 @@ import math
 from typing import Callable, Tuple
 
 import numpy as np
-from scipy import linalg
+import scipy
 
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import toeplitz
@@ -56,12 +56,12 @@ def optimal(
   def loss(p: np.ndarray) -> Tuple[float, np.ndarray]:
     x, root = matrix(p)
     try:
-      factor = linalg.cho_factor(x, lower=True)
-    except linalg.LinAlgError:
+      factor = scipy.linalg.cho_factor(x, lower=True)
+    except scipy.linalg.LinAlgError:
       return math.inf, p
-    product = linalg.cho_solve(factor, gram)
+    product = scipy.linalg.cho_solve(factor, gram)
     value = np.trace(product)
-    pulled = -linalg.cho_solve(factor, product.T)
+    pulled = -scipy.linalg.cho_solve(factor, product.T)
     scaling = np.sum(pulled * x, axis=1)  # A logarithm scales a row and a column.
     scaling -= np.bincount(place, scaling)[place] * root**2
     gradient = np.concatenate([scaling, 2 * pulled[i, j] * root[i] * root[j]])
@@ -74,11 +74,11 @@ def optimal(
   x = matrix(toeplitz.minimize(
       loss, np.concatenate([np.zeros(n), (start.T @ start)[i, j]]), ftol=1e-8 * tolerance,
       maxcor=10, maxiter=most, callback=callback))[0]
-  solved = linalg.solve(x, a.T, assume_a='pos')
+  solved = scipy.linalg.solve(x, a.T, assume_a='pos')
   error = math.sqrt(float(np.sum(a.T * solved)) / n)
   v = np.where(place[:, None] == place, solved @ solved.T, 0.0)
   prices = np.zeros(place.max() + 1)
   np.maximum.at(prices, place, np.abs(v).max(axis=1))
-  squares, vectors = linalg.eigh(v)
-  nuclear = linalg.svdvals(a @ (vectors * np.sqrt(np.maximum(squares, 0.0)))).sum()
+  squares, vectors = scipy.linalg.eigh(v)
+  nuclear = scipy.linalg.svdvals(a @ (vectors * np.sqrt(np.maximum(squares, 0.0)))).sum()
   return x, error, float(nuclear / math.sqrt(n * prices.sum()))

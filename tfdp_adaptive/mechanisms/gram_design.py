@@ -9,7 +9,7 @@ import math
 from typing import Optional, Tuple
 
 import numpy as np
-from scipy import linalg
+import scipy
 
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import toeplitz
@@ -69,10 +69,10 @@ def error_of(x: np.ndarray, a: np.ndarray) -> Optional[Tuple[float, np.ndarray]]
   """Returns `tr(A X^-1 A^T)` and its gradient in the diagonals of X; None unless X > 0."""
   n = x.shape[1]
   try:
-    lower = linalg.cholesky_banded(x, lower=True, check_finite=False)
-  except linalg.LinAlgError:
+    lower = scipy.linalg.cholesky_banded(x, lower=True, check_finite=False)
+  except scipy.linalg.LinAlgError:
     return None
-  solved = linalg.cho_solve_banded((lower, True), a.T, check_finite=False)
+  solved = scipy.linalg.cho_solve_banded((lower, True), a.T, check_finite=False)
   gradient = np.zeros_like(x)
   for j in range(len(x)):
     gradient[j, :n - j] = -np.einsum('ij,ij->i', solved[j:], solved[:n - j])
@@ -94,4 +94,4 @@ def factor(x: np.ndarray) -> np.ndarray:
   backwards = np.zeros_like(x)
   for j in range(len(x)):
     backwards[j, :x.shape[1] - j] = x[j, :x.shape[1] - j][::-1]
-  return linalg.cholesky_banded(backwards, lower=True)[:, ::-1].T.copy()
+  return scipy.linalg.cholesky_banded(backwards, lower=True)[:, ::-1].T.copy()

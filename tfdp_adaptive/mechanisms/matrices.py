@@ -4,7 +4,7 @@
 from typing import Any, ContextManager, Optional
 
 import numpy as np
-from scipy import linalg
+import scipy
 import threadpoolctl
 
 DENSE_LIMIT = 8192  # Steps above which [n, n] matrices are refused.
@@ -22,7 +22,7 @@ def one_thread() -> ContextManager[Any]:
 
 def invert_lower(matrix: np.ndarray) -> np.ndarray:
   """Returns the inverse of a lower-triangular matrix."""
-  return linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
+  return scipy.linalg.solve_triangular(matrix, np.eye(len(matrix)), lower=True, check_finite=False)
 
 
 def check_lower(matrix: np.ndarray) -> None:
@@ -45,7 +45,7 @@ def toeplitz_matrix(values: np.ndarray, n: int) -> np.ndarray:
   c = np.asarray(values, np.float64)
   if c.ndim == 2:
     return c
-  return linalg.toeplitz(resized(c, n), np.zeros(n))
+  return scipy.linalg.toeplitz(resized(c, n), np.zeros(n))
 
 
 def resized(values: np.ndarray, n: Optional[int]) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Tuple
 import warnings
 
 import numpy as np
-from scipy import signal
+import scipy
 
 from tfdp_adaptive import errors
 from tfdp_adaptive.mechanisms import matrices
@@ -77,7 +77,7 @@ def _form(workload: workload_lib.Workload, bands: int, weights: np.ndarray) -> n
 
 def _backwards(x: np.ndarray, decay: float) -> np.ndarray:
   """Returns `sum_{s>=u} decay^(s-u) x_s`."""
-  return signal.lfilter([1.0], [1.0, -decay], x[::-1])[::-1] if decay else x
+  return scipy.signal.lfilter([1.0], [1.0, -decay], x[::-1])[::-1] if decay else x
 
 
 def squared_errors(workload: workload_lib.Workload, inverse: np.ndarray) -> np.ndarray:
@@ -97,7 +97,7 @@ def squared_errors(workload: workload_lib.Workload, inverse: np.ndarray) -> np.n
     shared[t + 1] = row[t + 1 - len(reach):t + 1] @ reach
   if n > p:
     lags = np.array([0.0] + [d[a:] @ filtered[:p - a] for a in range(1, p)])
-    shared[p:] = signal.oaconvolve(rates, lags)[p:n]
+    shared[p:] = scipy.signal.oaconvolve(rates, lags)[p:n]
   return _variances(workload, rates, filtered, shared)
 
 
@@ -125,13 +125,15 @@ def squared_errors_of_decays(
   drive = rates * np.cumsum(filtered[..., None, :] * powers, axis=-1)
   common = np.zeros_like(drive)
   for index in np.ndindex(drive.shape[:-1]):
-    common[index][1:] = signal.lfilter([1.0], [1.0, -decays[index]], drive[index][:-1])
+    common[index][1:] = scipy.signal.lfilter([1.0], [1.0, -decays[index]], drive[index][:-1])
   return _variances(workload, rates, filtered, np.sum(weights[..., None] * common, axis=-2))
 
 
 def _filtered(workload: workload_lib.Workload, inverse: np.ndarray) -> np.ndarray:
   """Returns coefficients by which m_t depends on z."""
-  return signal.lfilter([1.0], [1.0, -workload.momentum], inverse) if workload.momentum else inverse
+  if not workload.momentum:
+    return inverse
+  return scipy.signal.lfilter([1.0], [1.0, -workload.momentum], inverse)
 
 
 def _variances(

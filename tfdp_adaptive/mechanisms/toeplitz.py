@@ -12,8 +12,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize
-from scipy import signal
+import scipy
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import families
@@ -115,7 +114,7 @@ def _until(d: np.ndarray, n: int, least: float) -> np.ndarray:
   while done < length:
     x = np.zeros(length - done)
     x[:len(impulse)] = impulse
-    piece, state = signal.lfilter([1.0], d, x, zi=state)
+    piece, state = scipy.signal.lfilter([1.0], d, x, zi=state)
     pieces.append(piece)
     impulse, done = (), length
     size = np.abs(state).max(initial=0)
@@ -132,7 +131,7 @@ def _newton(c: np.ndarray, n: int) -> np.ndarray:
   if n <= _DIRECT:
     return _until(c[:n], n, 0.0)
   half = _newton(c, -(-n // 2))  # Newton's step doubles the number of right ones.
-  product = signal.fftconvolve(half, signal.fftconvolve(half, c[:n])[:n])[:n]
+  product = scipy.signal.fftconvolve(half, scipy.signal.fftconvolve(half, c[:n])[:n])[:n]
   return 2 * matrices.resized(half, n) - product
 
 
@@ -147,7 +146,7 @@ def square_root(workload: workload_lib.Workload, n: int) -> np.ndarray:
   if not workload.momentum:
     return root
   decayed = root * workload.momentum ** np.arange(n)
-  return signal.fftconvolve(root, decayed)[:n]
+  return scipy.signal.fftconvolve(root, decayed)[:n]
 
 
 def optimal(
@@ -218,7 +217,7 @@ def minimize(
   if not math.isfinite(guarded(best[1])[0]):
     raise ValueError('The starting point of a design must have a finite error.')
   with matrices.one_thread():
-    optimize.minimize(
+    scipy.optimize.minimize(
         guarded, best[1], jac=True, method='L-BFGS-B', callback=callback, bounds=bounds,
         options={'maxcor': maxcor, 'maxiter': maxiter, 'ftol': ftol, 'gtol': 1e-10})
   return best[1]
@@ -269,14 +268,14 @@ def pull(c: np.ndarray, pulled: np.ndarray, x: np.ndarray, inverse: np.ndarray) 
   """Returns the gradient in c of a function of `x = a / c`, given that in x and `1 / c`."""
   few = len(c) <= _FEW_LAGS
   if few:
-    adjoint = signal.lfilter([1.0], c, pulled[::-1])[::-1]
+    adjoint = scipy.signal.lfilter([1.0], c, pulled[::-1])[::-1]
   else:
-    adjoint = signal.fftconvolve(inverse, pulled[::-1])[:len(x)][::-1]
+    adjoint = scipy.signal.fftconvolve(inverse, pulled[::-1])[:len(x)][::-1]
   if not max(np.abs(adjoint).max(), np.abs(x).max()) < _HUGE:
     return np.full(len(c), np.inf)
   if few:
     return np.array([-(adjoint[k:] @ x[:max(0, len(x) - k)]) for k in range(len(c))])
-  lags = signal.correlate(adjoint, x, mode='full', method='fft')
+  lags = scipy.signal.correlate(adjoint, x, mode='full', method='fft')
   return -lags[len(x) - 1:len(x) - 1 + len(c)]
 
 

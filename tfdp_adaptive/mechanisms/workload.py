@@ -5,7 +5,7 @@ import dataclasses
 from typing import Tuple, Union
 
 import numpy as np
-from scipy import signal
+import scipy
 
 from tfdp_adaptive import checks
 
@@ -67,7 +67,7 @@ class Workload:
 
   def apply(self, x: np.ndarray) -> np.ndarray:
     """Returns `A @ x` for x of shape [n, ...]."""
-    m = signal.lfilter([1.0], [1.0, -self.momentum], x, axis=0) if self.momentum else x
+    m = scipy.signal.lfilter([1.0], [1.0, -self.momentum], x, axis=0) if self.momentum else x
     rates = self.rates(len(x)).reshape((-1,) + (1,) * (np.ndim(x) - 1))
     return np.cumsum(rates * m, axis=0)
 
