@@ -99,6 +99,7 @@ def behind_own_scale(
   """Returns a rule whose records are clipped in the scale `1 / (root + scale_epsilon)`."""
   checks.positive(scale_epsilon=scale_epsilon)
 
+  @trees.one_pass
   def scale(state: post_processing.State) -> trees.Tree:
     estimate = second.estimate(state.second, state.step)
     return trees.map(lambda v: 1 / (tf.sqrt(v) + scale_epsilon), estimate)
