@@ -39,8 +39,9 @@ from tfdp_adaptive.trees import Tree
 
 FOLDS = 5
 _START = .5  # Share of the examples that public weights are learned from.
-_ALONE_STEPS = tuple(2**i for i in range(3, 13))  # Steps of training on the public examples alone,
-_PATIENCE = 2  # which ends when so many of these numbers were no better.
+# Numbers of steps of training on the public examples alone,
+_ALONE_STEPS = tuple(round(2**(i / 2)) for i in range(6, 25))
+_PATIENCE = 4  # which ends when so many of these numbers were no better.
 ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
