@@ -22,6 +22,13 @@ def absent(tree: Tree) -> bool:
   return isinstance(tree, tuple) and not tree
 
 
+def given(tree: Tree) -> Tree:
+  """Returns a tree without the values of dictionaries that are None, as of optional inputs."""
+  if isinstance(tree, dict):
+    return {name: given(value) for name, value in tree.items() if value is not None}
+  return tuple(given(value) for value in tree) if type(tree) is tuple else tree
+
+
 def zeros(specs: Tree) -> Tree:
   return map(lambda s: tf.zeros(s.shape, s.dtype), specs)
 

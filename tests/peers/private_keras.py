@@ -18,7 +18,6 @@ import tfdp_adaptive as tfdp
 _OURS = str(pathlib.Path(tfdp.__file__).parent)
 _OPTIMIZERS = {'Adam': tfdp.DPAdam, 'RMSprop': tfdp.DPRMSprop, 'Adagrad': tfdp.DPAdaGrad}
 _CLASSES = {}
-RESULTS = {}
 _compile = trainer.Trainer.compile
 
 
@@ -56,16 +55,14 @@ def _refused(excinfo):
 
 
 def pytest_runtest_makereport(item, call):
-  if call.when != 'call':
+  """Writes the outcome of a test, at once: another may end the process."""
+  if call.when != 'call' and call.excinfo is None:
     return
   outcome = 'passed'
   if call.excinfo is not None:
     outcome = 'skipped' if call.excinfo.typename == 'Skipped' else (
         'refused' if _refused(call.excinfo) else 'failed')
   text = '' if call.excinfo is None else str(call.excinfo.value).strip().split('\n')[0][:200]
-  name = item.nodeid.rpartition('keras/src/')[2]
-  RESULTS[name] = outcome, f'{call.excinfo.typename}: {text}' if text else ''
-
-
-def pytest_sessionfinish():
-  pathlib.Path(os.environ['TFDP_PEERS_RESULTS']).write_text(json.dumps(RESULTS), encoding='utf-8')
+  line = json.dumps([item.nodeid, outcome, f'{call.excinfo.typename}: {text}' if text else ''])
+  with open(os.environ['TFDP_PEERS_RESULTS'], 'a', encoding='utf-8') as file:
+    file.write(line + '\n')

@@ -14,3 +14,8 @@ DIFFERS = {
                                                               'generator_optional_none')},
     f'{_MODEL}test_get_state_tree': 'It looks for the state of an optimizer that is named adam.',
 }
+
+
+def of(test):
+  """Returns the reason why a test may differ, or ''."""
+  return DIFFERS.get(test, '')

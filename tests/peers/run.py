@@ -1,62 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests that Keras installs with itself, on plain models and on private ones.
+"""Runs the tests of peers, as their packages install them, on the private classes.
 
-    python tests/peers/run.py [file or folder of keras/src ...]
+    python tests/peers/run.py [suite or suite:file or suite:folder ...]
 
-Prints how many pass, are refused in words, or differ: tests that pass on plain models and fail on
-private ones in another way. What differs is listed in `reasons.py`, with the reason; anything else
-that differs ends the program with status 1. Nothing of Keras is copied.
+`SUITES` lists what the packages of this Python are asked for; a suite whose package is missing is
+left out. Prints how many tests pass, are refused in words, or differ: tests that fail in another
+way on private classes, and pass on those of the package. What differs is listed in `reasons.py`,
+with the reason; anything else that differs ends the program with status 1. Nothing of the peers is
+copied.
 """
 
+import importlib.util
 import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+from typing import NamedTuple, Tuple
 
-import keras
 import reasons
 
 HERE = pathlib.Path(__file__).parent
-KERAS = pathlib.Path(keras.__file__).parent / 'src'
-DEFAULT = ('models', 'trainers', 'losses', 'layers/core', 'layers/normalization', 'saving')
 
 
-def results(kind, paths):
-  """Returns {test: (outcome, first line of the error)}, by a process of its own."""
-  with tempfile.TemporaryDirectory() as folder:
-    file = pathlib.Path(folder) / 'results.json'
-    path = os.pathsep.join([str(HERE), str(HERE.parent.parent), os.environ.get('PYTHONPATH', '')])
-    environment = dict(os.environ, TFDP_PEERS=kind, TFDP_PEERS_RESULTS=str(file), PYTHONPATH=path,
-                       CUDA_VISIBLE_DEVICES='-1')
-    subprocess.run(
-        [sys.executable, '-m', 'pytest', '-q', '-p', 'private_keras', '-p', 'no:cacheprovider',
-         '--continue-on-collection-errors',
-         '-c', os.devnull, '--rootdir', str(KERAS), *[str(KERAS / one) for one in paths]],
-        env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        check=False)
-    return json.loads(file.read_text(encoding='utf-8')) if file.exists() else {}
+class Suite(NamedTuple):
+  """Tests of a package: their folder, the plugin that makes classes private, files or folders."""
+
+  folder: str
+  plugin: str
+  paths: Tuple[str, ...]
 
 
-def main(paths):
-  """Prints the counts, and every test that is refused or differs."""
-  plain, private = results('plain', paths), results('private', paths)
+SUITES = {
+    # Other tests of layers/preprocessing train nothing.
+    'keras': Suite('keras/src', 'private_keras', (
+        'models', 'trainers', 'losses', 'metrics', 'saving', *(f'layers/{name}' for name in (
+            'activations', 'attention', 'convolutional', 'core', 'merging', 'normalization',
+            'pooling', 'regularization', 'reshaping', 'rnn')))),
+    'tensorflow_privacy': Suite('tensorflow_privacy/privacy', 'private_tfp', (
+        'dp_query/gaussian_query_test.py', 'dp_query/normalized_query_test.py',
+        'dp_query/nested_query_test.py', 'dp_query/tree_aggregation_query_test.py',
+        'optimizers/dp_optimizer_keras_test.py', 'keras_models/dp_keras_model_test.py')),
+    'dp_accounting': Suite('', 'private_keras', (str(HERE / 'accountants.py'),)),
+}
+
+
+def results(kind, suite, tests):
+  """Returns {test: (outcome, first line of the error)}, by processes of their own."""
+  root = pathlib.Path(importlib.util.find_spec(suite.folder.partition('/')[0] or 'dp_accounting')
+                      .origin).parent.parent / suite.folder
+  found = {}
+  for some in tests:
+    with tempfile.TemporaryDirectory() as folder:
+      file = pathlib.Path(folder) / 'results'
+      path = os.pathsep.join([str(HERE), str(HERE.parent.parent), os.environ.get('PYTHONPATH', '')])
+      environment = dict(os.environ, TFDP_PEERS=kind, TFDP_PEERS_RESULTS=str(file), PYTHONPATH=path,
+                         CUDA_VISIBLE_DEVICES='-1', TF_CPP_MIN_LOG_LEVEL='3')
+      ended = subprocess.run(
+          [sys.executable, '-m', 'pytest', '-q', '-p', suite.plugin, '-p', 'no:cacheprovider',
+           '--continue-on-collection-errors', '-c', os.devnull, '--rootdir', str(root),
+           *[str(root / one) for one in some]],
+          env=environment, cwd=folder, capture_output=True, text=True, check=False)
+      lines = file.read_text(encoding='utf-8').splitlines() if file.exists() else []
+      found.update((name, (outcome, text)) for name, outcome, text in map(json.loads, lines))
+      if ended.returncode not in (0, 1):
+        found[f'{some[0]} ended'] = 'failed', (
+            f'status {ended.returncode}: {(ended.stdout + ended.stderr)[-300:]!r}')
+  return found
+
+
+def judge(name, paths):
+  """Prints what is refused and what differs of a suite; returns what has no reason."""
+  suite = SUITES[name]
+  private = results('private', suite, [[path] for path in paths])
+  doubtful = [test for test, (outcome, _) in private.items() if outcome in ('failed', 'refused')]
+  plain = results('plain', suite, [doubtful]) if doubtful else {}
   counts, unknown = {}, []
-  for name, (outcome, _) in plain.items():
-    now, text = private.get(name, ('failed', 'it ended the process'))
-    if outcome != 'passed' or now == 'skipped':
-      continue
-    word = {'failed': 'differs'}.get(now, now)
+  for test, (outcome, text) in private.items():
+    if outcome == 'skipped' or outcome != 'passed' and plain.get(test, ['failed'])[0] != 'passed' and (
+        not test.endswith(' ended')):
+      continue  # It asks for what is not installed, or fails without privacy, too.
+    word = {'failed': 'differs'}.get(outcome, outcome)
     counts[word] = counts.get(word, 0) + 1
     if word != 'passed':
-      reason = reasons.DIFFERS.get(name, '') if word == 'differs' else ''
-      unknown += [name] * (word == 'differs' and not reason)
-      print(f'{word}: {name}: {reason or text}')
-  print(f'keras {keras.__version__}: {counts} of {sum(counts.values())} tests that plain models '
-        'pass')
-  return 1 if unknown or not counts else 0
+      reason = reasons.of(test) if word == 'differs' else ''
+      unknown += [test] * (word == 'differs' and not reason)
+      print(f'{word}: {test}: {reason or text}', flush=True)
+  print(f'{name}: {counts} of {sum(counts.values())} tests that pass without privacy', flush=True)
+  return unknown if counts else [name]
+
+
+def main(asked):
+  """Judges suites, or files of them."""
+  paths = {}
+  for one in asked or SUITES:
+    name, _, path = one.partition(':')
+    if importlib.util.find_spec(name) is not None:
+      paths.setdefault(name, []).extend([path] if path else SUITES[name].paths)
+  unknown = [test for name, some in paths.items() for test in judge(name, some)]
+  if unknown:
+    print(f'{len(unknown)} differ without a reason: {unknown}')
+  return 1 if unknown or not paths else 0
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:] or DEFAULT))
+  sys.exit(main(sys.argv[1:]))

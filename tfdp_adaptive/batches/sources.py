@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 
 Nest = Any  # Arrays, specs or sources in tuples and dicts.
 Array = Any  # An array of NumPy, or an object indexed like one.
@@ -67,7 +68,7 @@ def of(data: object) -> Source:
   if isinstance(data, Source):
     return data
   if isinstance(data, (tuple, dict)):
-    return _of_parts(map_structure(of, data))
+    return _of_parts(map_structure(of, trees.given(data)))
   if isinstance(data, compat.keras.utils.Sequence):
     return _of_batches(data)
   if isinstance(data, (tf.RaggedTensor, tf.SparseTensor)):
@@ -271,7 +272,7 @@ def _array(value: Data, axes: int = 1) -> np.ndarray:
   """Returns numbers or texts with at least so many axes; 0 of a part of one record."""
   if value is None:
     raise ValueError(f'{_NOT_ARRAYS}Received: None among its parts. If an input is optional, leave '
-                     'it out of the model, or give zeros or another value that means none.')
+                     'it out of a dictionary of inputs.')
   try:
     array = np.asarray(value)
   except ValueError as error:

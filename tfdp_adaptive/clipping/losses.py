@@ -37,7 +37,7 @@ Names = Tuple[str, ...]  # Names of an output.
 class Part(NamedTuple):
   """The loss of one output."""
 
-  names: Names
+  names: Names  # () in a structure of losses.
   values: tf.Tensor  # [n].
   weight: Optional[trees.Scalar]  # Factor of the values, or None.
   adds: bool  # Whether the loss of a batch is the sum of its examples' losses, not the mean.
@@ -60,9 +60,14 @@ class ExampleLoss:
                        'Received: loss=None. Pass `loss=` to `compile`.')
     self._names = list(output_names or [])
     self._loss, self._weights = loss, loss_weights
-    if self._names:  # Otherwise they are known when there are outputs.
+    inside = loss.values() if isinstance(loss, dict) else (
+        loss if isinstance(loss, (list, tuple)) else ())
+    self._is_nested = any(
+        isinstance(one, dict) or isinstance(one, (list, tuple)) and len(one) != 1
+        for one in inside)
+    if self._names and not self._is_nested:  # Otherwise they are known when there are outputs.
       _spread(loss, [(name,) for name in self._names], 'loss')
-    for one in _entries(loss):
+    for one in tf.nest.flatten(loss):
       _check(one)
 
   def __call__(
@@ -75,7 +80,7 @@ class ExampleLoss:
   @property
   def adds(self) -> bool:
     """Returns whether the only loss of a batch is the sum of its examples' losses, not the mean."""
-    return [_reduction(one) for one in _entries(self._loss) if one is not None] == ['sum']
+    return [_reduction(one) for one in tf.nest.flatten(self._loss) if one is not None] == ['sum']
 
   def weights(
       self, outputs: trees.Tree, sample_weight: trees.Tree) -> List[Optional[tf.Tensor]]:
@@ -86,6 +91,9 @@ class ExampleLoss:
   def each(
       self, y: trees.Tree, outputs: trees.Tree, sample_weight: trees.Tree = ()) -> Iterator[Part]:
     """Yields the loss of every output that has one."""
+    if self._is_nested:
+      yield from self._each_nested(y, outputs, sample_weight)
+      return
     names = self._names_of(outputs)
     flat = tf.nest.flatten(outputs)
     losses, targets = _spread(self._loss, names, 'loss'), _spread(y, names, 'y', once=True)
@@ -102,6 +110,24 @@ class ExampleLoss:
               '`(x, x)` for a model that reproduces its input.')
         yield Part(name, _example_values(one, target, output, sw), weight,
                    _reduction(one) == 'sum')
+
+  def _each_nested(
+      self, y: trees.Tree, outputs: trees.Tree, sample_weight: trees.Tree) -> Iterator[Part]:
+    """Yields the parts of a structure of losses, some of which may be of several outputs."""
+    given = [] if trees.absent(sample_weight) else [sample_weight]
+    if isinstance(y, dict) and not isinstance(outputs, dict):
+      y = [y[name] for name in self._names]
+    y = tf.nest.pack_sequence_as(outputs, tf.nest.flatten(y))
+    for one, weight, pick in compat.nested_losses(
+        self._loss, self._weights, self._names, y, outputs):
+      target, output = pick(y), pick(outputs)
+      more = [pick(some) if tf.nest.is_nested(some) else some for some in given]
+      if tf.nest.is_nested(output):
+        values = _of_several(one, target, output, *more)
+      else:
+        one = one.fn if type(one).__name__ == 'LossFunctionWrapper' else one
+        values = _example_values(one, target, output, more[0] if more else None)
+      yield Part((), values, weight, _reduction(one) == 'sum')
 
   def _names_of(self, outputs: trees.Tree) -> List[Names]:
     """Returns the names of each flat output: its key, and the name in the model."""
@@ -144,6 +170,17 @@ def _example_values(
   if _reduction(loss) == 'sum':
     return total
   return tf.math.divide_no_nan(total, tf.reduce_sum(count, axes))
+
+
+def _of_several(loss: compat.Loss, *record: trees.Tree) -> tf.Tensor:
+  """Returns the losses [n] of targets, outputs and perhaps weights that are structures."""
+  def alone(record: trees.Tree) -> tf.Tensor:
+    batch = tf.nest.map_structure(lambda t: tf.expand_dims(t, 0), record)
+    return tf.reduce_mean(compat.loss_of_batch(loss, *batch))
+
+  record = tf.nest.map_structure(tf.convert_to_tensor, record)
+  _refuse_state(loss, alone, *record)
+  return mapping.vectorized(alone, record)
 
 
 def _by_keras(

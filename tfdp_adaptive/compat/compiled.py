@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses and metrics that were given to `compile`, in either Keras."""
 
+from concurrent import futures
 import contextlib
+import functools
 import importlib
-from typing import Any, Callable, Dict, Iterator, List, Optional
+import operator
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -34,6 +37,26 @@ def compiled_loss(
     return lib.CompileLoss(loss, loss_weights, output_names=names)
   lib = importlib.import_module(f'{stack.PRIVATE}.engine.compile_utils')
   return lib.LossesContainer(loss, loss_weights, output_names=names)
+
+
+def nested_losses(
+    loss: stack.Tree, loss_weights: stack.Tree, names: List[str], y: stack.Tree,
+    outputs: stack.Tree) -> List[Tuple[stack.Loss, Any, Callable[[stack.Tree], Any]]]:
+  """Returns `(loss, weight, outputs -> its outputs)` of each in a structure of losses."""
+  def build() -> Any:
+    compiled: Any = compiled_loss(loss, loss_weights, names or None)
+    compiled.build(*[y] * stack.KERAS_3, outputs)
+    return compiled
+
+  with futures.ThreadPoolExecutor(1) as thread:  # Traces may not make the variables of metrics.
+    compiled = thread.submit(build).result()
+  if stack.KERAS_3:
+    return [(one.loss, one.loss_weights,
+             lambda tree, path=one.path: functools.reduce(operator.getitem, path, tree))
+            for one in compiled._flat_losses]
+  return [(one, weight, lambda tree, place=place: tf.nest.flatten(tree)[place])
+          for place, (one, weight) in enumerate(zip(compiled._losses, compiled._loss_weights))
+          if one is not None]
 
 
 def output_loss_trackers(

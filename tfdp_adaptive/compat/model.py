@@ -92,6 +92,16 @@ def input_specs(model: stack.Model) -> Any:
   return specs[0] if len(specs) == 1 else specs
 
 
+def with_optional(model: stack.Model, inputs: stack.Tree) -> Any:
+  """Returns inputs with None for optional ones that a dictionary leaves out."""
+  structure = input_structure(model)
+  if not stack.KERAS_3 or not isinstance(inputs, dict) or not isinstance(structure, dict):
+    return inputs
+  history = {name: getattr(one, '_keras_history', None) for name, one in structure.items()}
+  return {**{name: None for name, one in history.items()
+             if one is not None and getattr(one.operation, 'optional', False)}, **inputs}
+
+
 def output_structure(model: stack.Model) -> Any:
   """Returns the nest of a functional model's symbolic outputs, or None."""
   return getattr(model, '_outputs_struct' if stack.KERAS_3 else '_nested_outputs', None)

@@ -76,7 +76,7 @@ def _report_losses(
       values = tf.cast(tf.where(present, part.values, tf.zeros_like(part.values)), count.dtype)
       value = of_batch(values, part.adds)
       total += value if part.weight is None else tf.cast(part.weight, value.dtype) * value
-      for name in part.names:
+      for name in part.names or list(trackers)[:1]:
         if name in trackers:
           trackers.pop(name).update_state(value, sample_weight=count)
   # Keras would compare the lengths of losses and weights in every step.

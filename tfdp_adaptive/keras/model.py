@@ -234,6 +234,10 @@ class DPModel(_Mixin):
       return super().train_on_batch(*args, **kwargs)
 
   @compat.unconverted
+  def __call__(self, inputs: trees.Tree, *args: Any, **kwargs: Any) -> Any:
+    return super().__call__(compat.with_optional(self, inputs), *args, **kwargs)
+
+  @compat.unconverted
   def train_step(self, data: trees.Tree) -> Dict[str, tf.Tensor]:
     _refuse_own_step(self)
     _private_optimizer(self)

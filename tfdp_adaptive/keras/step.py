@@ -289,11 +289,12 @@ def with_shapes(model: compat.Model, data: trees.Tree) -> Any:
   """Returns a batch whose axes have the lengths that the model's inputs tell."""
   refuse_ragged(data)
   x, y, weight = compat.keras.utils.unpack_x_y_sample_weight(data)
+  x = trees.given(x)
   leaves = tf.nest.flatten(x)
   inputs = list(getattr(model, 'inputs', None) or ()) if model.built else []
   named = isinstance(x, dict) and not isinstance(compat.input_structure(model), dict)
   if len(leaves) != len(inputs) or named:  # By name, they come in another order than the inputs.
-    return data
+    return compat.keras.utils.pack_x_y_sample_weight(x, y, weight)
   leaves = [tf.ensure_shape(t, [None, *one.shape[1:]]) if tf.is_tensor(t) and (
       t.shape.rank is None or None in t.shape[1:] and t.shape.rank == len(one.shape)) else t
             for t, one in zip(leaves, inputs)]
