@@ -3,7 +3,7 @@
 # make test-rest    run what `make test` leaves out (SLOW=1: all of it; LIMIT=300: for 5 minutes a stack)
 # make test-flower    run the tests of Flower with real processes, in an environment of their own
 # make test-ray    run the tests of Ray with two nodes on this machine, in an environment of their own
-# make test-peers    run Keras' own tests on private models: passed, refused in words, or different
+# make test-peers    run peers' own tests on private classes: passed, refused in words, or different
 # make test-changed    run the tests of what was changed since SINCE, and of what imports it
 # make mutants    plant bugs one at a time and see the tests notice (ONLY=word: those named so)
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
@@ -70,8 +70,12 @@ test: test-federated test-current
 test-rest:
 	$(MAKE) PART=rest test
 
-test-peers: $(CURRENT)/installed
-	$(RUN) $(CURRENT)/bin/python tests/peers/run.py
+PEERS =
+test-peers: build/peers/tests/installed $(FULL)/installed
+	$(RUN) build/peers/tests/bin/python tests/peers/run.py $(PEERS)
+ifneq ($(HAS_TFF),)
+	$(RUN) $(FULL)/bin/python tests/peers/run.py tensorflow_privacy
+endif
 
 ifneq ($(HAS_TFF),)
 test-federated: $(FULL)/installed
@@ -275,7 +279,8 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in docs flower ray lint sign wheel peers-hub peers-jax peers-torch peers-pfl; do \
+	@set -e; for list in docs flower ray lint sign wheel \
+	  peers-hub peers-jax peers-torch peers-pfl peers-tests; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
 	  build/lock/bin/uv pip compile -q --python-version 3.11 --no-header --no-annotate \

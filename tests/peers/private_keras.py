@@ -5,9 +5,7 @@ The class of a model changes to a private class of the same kind, and its optimi
 optimizer without noise and clipping, which takes batches of any size.
 """
 
-import json
 import os
-import pathlib
 import warnings
 
 import keras
@@ -15,7 +13,6 @@ from keras.src.trainers import trainer
 
 import tfdp_adaptive as tfdp
 
-_OURS = str(pathlib.Path(tfdp.__file__).parent)
 _OPTIMIZERS = {'Adam': tfdp.DPAdam, 'RMSprop': tfdp.DPRMSprop, 'Adagrad': tfdp.DPAdaGrad}
 _CLASSES = {}
 _compile = trainer.Trainer.compile
@@ -44,25 +41,3 @@ def pytest_configure(config):
   del config
   if os.environ.get('TFDP_PEERS') == 'private':
     trainer.Trainer.compile = compile_privately
-
-
-def _refused(excinfo):
-  """Whether the library raised an error in words of its own."""
-  text = str(excinfo.value)
-  return excinfo.errisinstance(tfdp.PrivacyError) or 'PrivacyError' in text or (
-      excinfo.errisinstance((ValueError, TypeError)) and 'Received' in text
-      and any(_OURS in str(entry.path) for entry in excinfo.traceback))
-
-
-def pytest_runtest_makereport(item, call):
-  """Writes the outcome of a test, at once: another may end the process."""
-  if call.when != 'call' and call.excinfo is None:
-    return
-  outcome = 'passed'
-  if call.excinfo is not None:
-    outcome = 'skipped' if call.excinfo.typename == 'Skipped' else (
-        'refused' if _refused(call.excinfo) else 'failed')
-  text = '' if call.excinfo is None else str(call.excinfo.value).strip().split('\n')[0][:200]
-  line = json.dumps([item.nodeid, outcome, f'{call.excinfo.typename}: {text}' if text else ''])
-  with open(os.environ['TFDP_PEERS_RESULTS'], 'a', encoding='utf-8') as file:
-    file.write(line + '\n')
