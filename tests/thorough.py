@@ -39,6 +39,8 @@ _BY_REASON = {
         'keras/semantics_test.py::test_a_gradient_inside_call_is_that_of_a_tape': ('False',),
         'keras/semantics_test.py::test_fit_and_evaluate_report_what_keras_reports': (
             'masked', 'weighted', 'heads'),
+        'keras/structures_test.py::test_losses_in_the_structure_of_the_outputs': ('False',),
+        'keras/structures_test.py::test_a_loss_of_several_outputs_beside_losses_of_each': ('None',),
         'independence/honest_models_test.py::test_honest_models_pass_without_any_difference': (
             '!an LSTM that drops', '!a GRU both ways'),
         'keras/docstring_examples_test.py::test_the_example_trains_all_steps': (
