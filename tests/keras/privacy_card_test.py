@@ -102,6 +102,27 @@ def test_verify_knows_the_file_of_the_model_and_no_other(trained, tmp_path, caps
                     str(tmp_path / 'other.keras')]) == 3
 
 
+@pytest.mark.skipif(not compat.KERAS_3, reason='Keras 2 has no LoRA.')
+def test_verify_knows_the_file_of_a_model_with_lora(tmp_path, capsys):
+  x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+  base = keras.Sequential([keras.layers.Input([3]), keras.layers.Dense(4, 'relu'),
+                           keras.layers.Dense(1)])
+  base.layers[0].enable_lora(2)
+  plan = tfdp.PrivacyPlan(batch_size=4, steps=2, l2_norm_clip=1.0, noise_multiplier=1.0,
+                          target_delta=1e-2, population_size=8)
+  model = tfdp.make_private(base)
+  model.compile(tfdp.DPSGD(0.1, plan=plan), 'mse')
+  model.fit(plan.batches((x, x[:, :1])), verbose=0)
+  card, weights = tmp_path / 'card.json', tmp_path / 'model.weights.h5'
+  card.write_text(card_json.to_json(model.privacy_card()), encoding='utf-8')
+  model.save_weights(weights)  # Keras writes the kernel with LoRA added to it.
+  assert main.main(['verify', str(card), '--weights', str(weights)]) == 0
+  assert 'The 4 arrays of weights' in capsys.readouterr().out
+  base.layers[0].lora_kernel_b.assign_add(np.ones((2, 4)))
+  model.save_weights(weights)
+  assert main.main(['verify', str(card), '--weights', str(weights)]) == 3
+
+
 def test_a_saved_model_gives_a_card_of_its_ledger(trained, tmp_path, capsys):
   model, _ = trained
   model.save(tmp_path / 'model.keras')

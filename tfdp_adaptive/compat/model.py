@@ -70,6 +70,19 @@ def built_variables(model: stack.Layer) -> List[stack.Variable]:
                for v in layer.variables if hasattr(v, 'assign')}.values())
 
 
+def saved_arrays(model: stack.Model) -> List[Any]:
+  """Returns a model's arrays as Keras saves them, with LoRA merged into its kernels."""
+  arrays, merged = list(model.weights), []
+  for layer in leaf_layers(model):
+    if getattr(layer, 'lora_enabled', False):
+      store: Dict[str, Any] = {}
+      layer.save_own_variables(store)
+      merged += store.values()
+      own = {id(v) for v in layer.weights}
+      arrays = [v for v in arrays if id(v) not in own]
+  return arrays + merged
+
+
 def sequential_layers(model: stack.Model) -> List[Any]:
   """Returns the layers of a Sequential with its own input, which Keras 2 may hide."""
   return model.layers if stack.KERAS_3 or not model.inputs else list(model._self_tracked_trackables)

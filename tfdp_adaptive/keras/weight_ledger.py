@@ -151,7 +151,7 @@ def card_of_model(
     **more: Any) -> card_lib.Card:
   """Returns the card of all that a model's weights went through; see `DPModel.privacy_card`."""
   more.update(
-      audits=audits, weights=weight_digests.of(model.weights),
+      audits=audits, weights=weight_digests.of(compat.saved_arrays(model)),
       words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
   run = getattr(getattr(model, 'optimizer', None), 'run', None)
   return _card(Ledger.of(model).ledger().entries, more) if run is None else (
