@@ -32,7 +32,8 @@ def compile_privately(self, optimizer='rmsprop', loss=None, *args, **kwargs):
     return _compile(self, optimizer, loss, *args, **kwargs)
   kind = type(self)
   if kind not in _CLASSES:
-    _CLASSES[kind] = type(kind.__name__, (tfdp.DPModel, kind), {})
+    registered = keras.saving.register_keras_serializable('peers', f'Private{len(_CLASSES)}')
+    _CLASSES[kind] = registered(type(kind.__name__, (tfdp.DPModel, kind), {}))
   self.__class__ = _CLASSES[kind]
   return self.compile(_optimizer(optimizer), loss, *args, **kwargs)
 
