@@ -105,8 +105,10 @@ def check_public(batch: trees.Tree) -> Any:
 def refuse(kwargs: Dict[str, Any]) -> None:
   """Refuses Keras arguments that would break the sensitivity or have another effect."""
   for key, fix in _REFUSED.items():
-    if kwargs.pop(key, None) not in (None, False):
-      raise ValueError(f'`{key}` cannot be used with a private optimizer. {fix}')
+    value = kwargs.pop(key, None)
+    if value not in (None, False):
+      raise ValueError(f'`{key}` cannot be used with a private optimizer. '
+                       f'Received: {key}={value!r}. {fix}')
 
 
 def fixed(optimizer_class: Any) -> FrozenSet[str]:
