@@ -279,7 +279,8 @@ class Experiment:
   def _looked(self, kind: str, fold: int, weights: Tree) -> settings_lib.One:
     """Returns what some weights come to on a fold."""
     x, rows = self.inputs(kind, settings_lib.GIVEN, fold), self._parts[fold]
-    outputs, losses = self.trial.judge(*trial_lib.rows_of((x, self.y), rows), weights)
+    x, y = trial_lib.rows_of((x, self.y), rows)
+    outputs, losses = self.trial.judge(x, y, weights)
     return losses, self.judge(outputs, _part(self.y, rows)), outputs
 
   def train(self, setting: settings_lib.Setting, fold: int, seed: int, noise: float = 1.0

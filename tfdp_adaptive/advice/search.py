@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
 
 import numpy as np
 
@@ -210,8 +210,10 @@ class Search:
 
   def _alike(self, settings: Sequence[settings_lib.Setting]) -> List[settings_lib.Setting]:
     """Returns the first setting of each kind of inputs and start."""
-    seen: Set[Any] = set()
-    return [one for one in settings if not (one[:2] in seen or seen.add(one[:2]))]
+    first: Dict[Any, settings_lib.Setting] = {}
+    for one in settings:
+      first.setdefault(one[:2], one)
+    return list(first.values())
 
   def ranked(self, folds: Sequence[int] = (), **alike: str) -> List[settings_lib.Setting]:
     """Returns the settings with these values that the folds have judged, the best one first."""

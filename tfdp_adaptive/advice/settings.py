@@ -77,9 +77,9 @@ class Judged:
 
   def only(self, seeds: Collection[int], folds: Collection[int]) -> Judged:
     """Returns the judgement by trainings with these seeds, on these folds."""
-    return Judged(*(
-        {key: value for key, value in values.items() if key[0] in folds and key[1] in seeds}
-        for values in (self.losses, self.metrics, self.outputs)))
+    kept = [key for key in self.losses if key[0] in folds and key[1] in seeds]
+    return Judged(*({key: values[key] for key in kept}  # type: ignore[arg-type]
+                    for values in (self.losses, self.metrics, self.outputs)))
 
   def of(self, fold: int) -> One:
     """Returns means over the trainings of a fold, and outputs of one of them."""

@@ -72,7 +72,8 @@ def built_variables(model: stack.Layer) -> List[stack.Variable]:
 
 def saved_arrays(model: stack.Model) -> List[Any]:
   """Returns a model's arrays as Keras saves them, with LoRA merged into its kernels."""
-  arrays, merged = list(model.weights), []
+  arrays = list(model.weights)
+  merged: List[Any] = []
   for layer in leaf_layers(model):
     if getattr(layer, 'lora_enabled', False):
       store: Dict[str, Any] = {}
