@@ -38,7 +38,14 @@ def has_data_losses(model: stack.Model) -> bool:
   """Returns whether the last call of the model added losses that depend on the data."""
   if stack.KERAS_3:
     return any(layer._get_own_losses() for layer in model._flatten_layers())
-  return any(layer._losses or layer._eager_losses for layer in model._flatten_layers())
+  return any(layer._losses or layer._eager_losses or type(layer).__name__ == 'AddLoss'
+             for layer in model._flatten_layers())
+
+
+def copy_penalties(model: stack.Model, copy: stack.Model) -> None:
+  """Adds the functions given to `model.add_loss` to a copy with the same layers (Keras 2)."""
+  for penalty in getattr(model, '_callable_losses', ()):
+    copy.add_loss(penalty)
 
 
 def leaf_layers(model: stack.Model) -> List[stack.Layer]:

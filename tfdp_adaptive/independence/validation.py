@@ -102,7 +102,7 @@ def validate_model(model: compat.Model, x: trees.Tree = None) -> None:
   _check_inference(model, examples)
   comparison.registered(model, _rows(examples, 0, independence.SIZE))
   _SEEN[model] = independence.check(
-      model, tf.nest.flatten(examples), examples, static, lambda: _refuse_data_losses(model))
+      model, tf.nest.flatten(examples), examples, static, lambda: refuse_data_losses(model))
   _PASSED.add(model)
 
 
@@ -221,10 +221,11 @@ def _check_inference(model: compat.Model, x: trees.Tree) -> None:
         raise independence.mixes('the output for one example changes by '
                                  f'{np.max(np.abs(single[0] - both[row])):.3g} when another joins '
                                  'the batch')
-  _refuse_data_losses(model)
+  refuse_data_losses(model)
 
 
-def _refuse_data_losses(model: compat.Model) -> None:
+def refuse_data_losses(model: compat.Model) -> None:
+  """Raises PrivacyError if a loss was added that depends on the data."""
   if compat.has_data_losses(model):
     raise errors.PrivacyError(
         'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '

@@ -219,7 +219,10 @@ def make_private(model: compat.Model) -> compat.Model:
         'To keep them, derive your class from tfdp.DPModel and keras.Model.')
   if model.built:
     validation.validate_structure(model)
+    validation.refuse_data_losses(model)
   private = _around(model)
+  if not wraps:
+    compat.copy_penalties(model, private)
   validation.remember(private, model)
   return private
 
