@@ -60,7 +60,7 @@ def loop(
   Args:
     model: The model.
     input_spec: Nest of `tf.TensorSpec` of a batch.
-    optimizer: The clients' optimizer: a `FunctionalOptimizer`, or what has its methods.
+    optimizer: The clients' optimizer: a `FunctionalOptimizer`, or an object with its methods.
     answer: `(broadcast, update, number of examples, metrics) -> the clipped answer of a
       client`; the update is a flat list, metrics are not finalized.
     zero: `() -> the sum of no answers`.

@@ -24,7 +24,7 @@ from tfdp_adaptive.accounting import user_examples
 
 _RELATION = dp_accounting.NeighboringRelation
 _CELL, _ROUGH_CELL = 0.002, 0.02  # Width of z of which the mass is divided between two losses.
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)  # They integrate a density to 1e-15.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)  # Quadrature of a density to 1e-15.
 _NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
 FAR = 600.0  # -log of the mass that the first bounds leave out.
 _REACHES = (40.0, 80.0, 160.0, 320.0)  # Reaches for which distributions are computed once.

@@ -46,7 +46,7 @@ ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
 _MEASURED = 512  # Examples whose gradients have their norms taken.
-SCALE_EPSILON = .03  # Over the root mean square of a gradient's coordinates.
+SCALE_EPSILON = .03  # In units of the root mean square of a gradient's coordinates.
 _PLAIN = 'DPSGD'
 
 
@@ -113,7 +113,7 @@ class Experiment:
 
   @property
   def starts(self) -> List[str]:
-    """What training may start from, the likely best first."""
+    """The possible start weights of a training, the likely best first."""
     last = outputs_lib.last_dense(self.trial.model)
     has_front = self._layers[1:] and self._layers[-1] is last and any(
         layer.trainable_variables for layer in self._layers[:-1])

@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-  """What trainings came to, by fold and seed.
+  """Results of trainings, by fold and seed.
 
   Attributes:
     losses: [n] losses of the judged examples.

@@ -177,7 +177,7 @@ def as_proven(calls: Sequence[registry.Call], proof: Proof) -> List[registry.Cal
 
 @contextlib.contextmanager
 def no_reads(model: compat.Model) -> Iterator[None]:
-  """Raises if code inside, the loss, reads trainable variables."""
+  """Raises if the loss, computed in this context, reads trainable variables."""
   with tf.GradientTape() as tape:
     yield
   read = compat.by_key(tape.watched_variables())

@@ -239,13 +239,13 @@ def _rows(x: trees.Tree, start: int, stop: int) -> Any:
 
 
 def _examples(x: trees.Tree, length: int, words: int = 2, whole: bool = False) -> Any:
-  """Returns `independence.SIZE` examples as arrays: made up for specs, or the first ones of `x`.
+  """Returns `independence.SIZE` examples as arrays: random for specs, else the first ones of `x`.
 
   Args:
     x: Nest of inputs or of their specs.
-    length: The length of open axes of specs.
-    words: Integers made up are below this.
-    whole: Whether floating-point numbers may stand for words, too.
+    length: The length of axes of unknown size.
+    words: Random integers are below this.
+    whole: Whether floating-point inputs get integers, too, because they may be word ids.
   """
   rng = np.random.default_rng(0)
 

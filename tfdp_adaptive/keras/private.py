@@ -190,8 +190,8 @@ def is_task(model: compat.Model) -> bool:
 def make_private(model: compat.Model) -> compat.Model:
   """Returns a private model that shares layers and weights with `model`; compile it again.
 
-  Do not train `model` itself any more: its weights are those of the private model, and no
-  statement knows of steps without privacy.
+  Do not train `model` itself afterwards. It shares its weights with the private model, and the
+  statement would not mention these steps without privacy.
 
   Args:
     model: Any Keras model, which is left as it is. The first step of the private model validates

@@ -88,7 +88,7 @@ class Run(weight_ledger.State):
       self.bases.add(data.base)
 
   def share(self, other: 'Run') -> None:
-    """Records that another run, or an undone branch of this one, took a step on the same batch."""
+    """Notes that another run, or an undone branch of this one, used the same batch for a step."""
     self.shared[other._id] = None
 
   def note(self, sentence: str) -> None:

@@ -33,7 +33,7 @@ def require(rule: contract.Rule, *needs: str) -> None:
 
 
 def cut(tree: trees.Tree, numbers: Sequence[int], count: int) -> Tuple[Tuple[Any, ...], ...]:
-  """Returns the leaves of each of `count` parts; `numbers` are those of the parts of all leaves."""
+  """Returns the leaves of each of `count` parts; `numbers[i]` is the part of leaf i."""
   leaves = tf.nest.flatten(tree)
   return tuple(tuple(leaf for leaf, number in zip(leaves, numbers) if number == k)
                for k in range(count))
