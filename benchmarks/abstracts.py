@@ -54,7 +54,7 @@ class Study(NamedTuple):
   batch: int
   steps: int
   pretraining: int = 0  # Steps on public words, without privacy.
-  kinds: Dict[str, int] = {}  # Settings that are not tuned; empty: all of the first two.
+  kinds: Dict[str, int] = {}  # Kinds that are not tuned; empty: all of the first two.
   rates: Dict[str, float] = {}  # In the middle of three, where not `RATES`.
   like: Dict[str, str] = {}  # Noises that are not tuned: that whose rates they have.
 
