@@ -25,7 +25,7 @@ Group = Mapping[str, trees.Tree]  # The fields of a `groups.Group`.
 Metrics = Mapping[str, trees.Tree]  # {metric: its sums}
 Finalizer = Callable[[Any], tf.Tensor]
 ModelFn = Any  # A function that makes a model of Keras or of TFF, or a functional model of TFF.
-Model = Any  # An `keras_model.KerasModel`, or a `tff.learning.models.VariableModel`.
+Model = Any  # A `keras_model.KerasModel`, or a `tff.learning.models.VariableModel`.
 # Resources besides variables in which an operation can remember a client.
 _MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
                      'OrderedMap|UnorderedMap|VarHandleOp|VariableV2|StackV2|AnonymousIterator')

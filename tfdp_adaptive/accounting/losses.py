@@ -212,7 +212,7 @@ def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:
 
 
 def _merged(steps: Steps) -> Steps:
-  """Merges equal steps, and all whole Gaussians of one kind into one."""
+  """Merges equal steps, and all Gaussians without sampling of one kind into one."""
   counts: Dict[Mixture, int] = {}
   squares: Dict[str, float] = {}
   for mixture, count in steps:

@@ -42,7 +42,7 @@ def compiled_loss(
 def nested_losses(
     loss: stack.Tree, loss_weights: stack.Tree, names: List[str], y: stack.Tree,
     outputs: stack.Tree) -> List[Tuple[stack.Loss, Any, Callable[[stack.Tree], Any]]]:
-  """Returns `(loss, weight, outputs -> its outputs)` of each in a structure of losses."""
+  """Returns `(loss, weight, outputs -> its outputs)` of each loss in a structure of losses."""
   def build() -> Any:
     compiled: Any = compiled_loss(loss, loss_weights, names or None)
     compiled.build(*[y] * stack.KERAS_3, outputs)

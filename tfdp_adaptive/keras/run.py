@@ -24,7 +24,7 @@ from tfdp_adaptive.privacy import plan as plan_lib
 
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
-_FINGERPRINT = 'fingerprint'  # Beside the ledger entry of a run, in files.
+_FINGERPRINT = 'fingerprint'  # Key beside the ledger entry of a run in a file.
 _LONGEST = 100  # Characters of a value in a message.
 
 
@@ -38,11 +38,11 @@ class Run(weight_ledger.State):
     private: The `PrivateRule`; None until the optimizer is built.
     state: Its SECRET state, a nest of variables.
     moved: The variables that the optimizer moves.
-    models: The models it was compiled into, whose every variable counts.
-    records: SECRET digest of some records, by which the next `fit` knows them.
-    examples_per_user: The most that a step took of one user, where users are records.
+    models: The models it was compiled into. All of their variables count.
+    records: SECRET digest of some records, by which the next `fit` recognizes them.
+    examples_per_user: The most examples of one user in a step, if users are records.
     notes: Sentences for the statement.
-    read: Entries of what was computed from the data beforehand and is read in its steps.
+    read: Ledger entries of data, such as features, that were computed before and that steps read.
     bases: Digests of the bases whose features were trained on.
     stopped: The number of steps that count, if a result decided when to stop.
     seeded: Whether the noise has a fixed seed, as in tests.

@@ -293,7 +293,7 @@ def with_shapes(model: compat.Model, data: trees.Tree) -> Any:
   leaves = tf.nest.flatten(x)
   inputs = list(getattr(model, 'inputs', None) or ()) if model.built else []
   named = isinstance(x, dict) and not isinstance(compat.input_structure(model), dict)
-  if len(leaves) != len(inputs) or named:  # By name, they come in another order than the inputs.
+  if len(leaves) != len(inputs) or named:  # Named inputs have another order.
     return compat.keras.utils.pack_x_y_sample_weight(x, y, weight)
   leaves = [tf.ensure_shape(t, [None, *one.shape[1:]]) if tf.is_tensor(t) and (
       t.shape.rank is None or None in t.shape[1:] and t.shape.rank == len(one.shape)) else t

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 
-# Conditions that a wrapper may require of a rule, and their words.
+# Conditions that a wrapper may require of a rule, and their texts in errors.
 _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
     'query': (lambda rule: len(rule.asks) == 1, 'make one query per step'),
     'clip norm': (lambda rule: not rule.own_clip,
