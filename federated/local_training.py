@@ -156,7 +156,7 @@ def finalized(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str,
 
 
 def reusable(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str, Finalizer]:
-  """Returns finalizers that make their variables here, and never again: those of TFF would."""
+  """Returns finalizers that create their variables here, once. TFF's create them in every call."""
 
   def of(finalize: Finalizer, example: trees.Tree) -> Finalizer:
     made: List[tf.Variable] = []

@@ -32,7 +32,7 @@ except ImportError as error:
       "`pip install '.[ray]'` in the checkout of this library.") from error
 
 Handle = Any  # Ray's handle of an actor.
-Data = Dict[str, Any]  # For JSON.
+Data = Dict[str, Any]  # Values that JSON can hold.
 _CLIENTS = 64  # Clients of a call: the most that are trained again if an actor is lost.
 
 

@@ -47,7 +47,7 @@ class Search:
       self, experiment: experiment_lib.Experiment, clock: settings_lib.Clock) -> None:
     self.experiment, self._clock = experiment, clock
     self.folds: Sequence[int] = _SEARCHED[:1]
-    self._clean: Dict[settings_lib.Setting, Dict[int, np.ndarray]] = {}  # By fold.
+    self._clean: Dict[settings_lib.Setting, Dict[int, np.ndarray]] = {}  # Clean losses by fold.
 
   def public_alone(self) -> None:
     """Finds how to train on the public examples alone, for all kinds of inputs."""

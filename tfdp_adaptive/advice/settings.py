@@ -20,7 +20,7 @@ Key = Tuple[int, int]  # Fold and seed of a training.
 One = Tuple[np.ndarray, float, Tree]  # Losses, metric and outputs of judged examples.
 _Method = TypeVar('_Method', bound=Callable[..., object])
 now = time.monotonic  # Seconds.
-_HUGE = 1e6  # In place of a loss that is not finite.
+_HUGE = 1e6  # Value for losses that are not finite.
 _CLEAR = 1.65  # Standard errors of a clear difference.
 
 

@@ -139,7 +139,7 @@ class Subject(abc.ABC):
 
     parts = []
     for i, (ask, (release, clip)) in enumerate(
-        zip(itertools.cycle(self._rule.asks), seen)):  # Whoever steps twice shows more.
+        zip(itertools.cycle(self._rule.asks), seen)):  # A subject that steps twice shows more.
       if release.variance > 0 or _flat(release.mean).any():  # Not queried otherwise.
         parts.append(part(f'mean {i}', release.mean, release.variance, 0.0, float(clip)))
         if ask.second is not None:

@@ -354,7 +354,7 @@ class _Wrapped:
     self._layer.__dict__.update(self._own)
 
 
-_WRAPPED: Dict[int, _Wrapped] = {}  # By the id of the layer.
+_WRAPPED: Dict[int, _Wrapped] = {}  # Keys are ids of layers.
 _LOCAL = threading.local()
 
 

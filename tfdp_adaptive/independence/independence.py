@@ -393,7 +393,7 @@ def difference(run: probes.Runner, before: probes.Seen, after: probes.Seen, rows
 
 
 def near(old: np.ndarray, new: np.ndarray, tolerance: float, cancelled: float = 0) -> bool:
-  """Returns whether arrays of examples are equal up to rounding, also of what has cancelled."""
+  """Returns whether arrays of examples are equal up to rounding, also after cancellation."""
   if np.array_equal(old, new):
     return True
   if old.dtype.kind not in 'fV':

@@ -32,14 +32,14 @@ _MIXING = {
 }
 
 
-_SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
+_SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # Keys are models.
 _UNSEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Model -> specs of its inputs.
 _PASSED: Any = weakref.WeakSet()
 
 
 def validate_structure(model: compat.Model) -> None:
   """Raises `PrivacyError` for layers known to mix examples, or to leak through losses."""
-  layers: Dict[str, List[str]] = {}  # By problem.
+  layers: Dict[str, List[str]] = {}  # Names of layers by problem.
   for layer in model._flatten_layers():
     name = type(layer).__name__
     for problem in _problems(layer, name):

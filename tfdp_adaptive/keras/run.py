@@ -197,7 +197,7 @@ class Run(weight_ledger.State):
     return self.ledger(self.plan.steps if steps is None else steps).epsilon(self.plan.target_delta)
 
   def check_records(self, digest: Callable[[], str], in_file: bool = False) -> None:
-    """Refuses records that differ from those of earlier steps, where their places count.
+    """Refuses records that differ from those of earlier steps, if the order of records matters.
 
     Where random numbers are not drawn at every step, the place of a record decides when it takes
     part: moved, it would take part sooner than is accounted for.
@@ -223,7 +223,7 @@ class Run(weight_ledger.State):
           'goes on: `plan.batches(data, coins=PATH)`; or use `tfdp.callbacks.BackupAndRestore`.')
     self.records = found
 
-  # In files: beside the optimizer's state.
+  # In files, the run is beside the optimizer's state.
 
   def __deepcopy__(self, memo: object) -> 'Run':
     return self  # A copied layer has the same history.
