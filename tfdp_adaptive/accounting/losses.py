@@ -156,8 +156,8 @@ def directions(
     neighbors: dp_accounting.NeighboringRelation) -> Optional[List[Steps]]:
   """Returns the `(Mixture, count)` pairs to account for in each direction, or None.
 
-  None stands for events with no bound that is worth anything. Raises ValueError for events that are
-  not (sampled, truncated) Gaussians.
+  Returns None for events without a useful bound. Raises ValueError for events that are not
+  (sampled, truncated) Gaussians.
   """
   parts = list(events.composed(dp_event))
   if any(_without_noise(event) for event, _ in parts):

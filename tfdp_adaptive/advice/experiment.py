@@ -184,7 +184,7 @@ class Experiment:
     return float(np.median(norms)) or float(norms.max()) or 1.0
 
   def base(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
-    """Returns the clip norm of `clip=1`."""
+    """Returns the clip norm that a setting with `clip=1` stands for."""
     if setting.optimizer == 'DPAdamSTP':  # The geometric mean of what examples may need.
       return math.sqrt(self.part(setting.start).size) * self.plans[0].batch_size**.25
     return self._own_norm(setting, fold)

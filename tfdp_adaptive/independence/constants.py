@@ -117,7 +117,7 @@ class Constants(NamedTuple):
 def compared(concrete: Concrete) -> Constants:
   """Returns constants that a function and its callees compare with, at most 16 per kind."""
   definition = concrete.graph.as_graph_def()
-  # A graph for one size of batch knows that size too, and others must be tried.
+  # A graph for one batch size also compares with that size, so other sizes must be tried.
   any_size = concrete.inputs and concrete.inputs[0].shape[:1] == [None]
   settled = {op.name for op in concrete.graph.get_operations() if any_size
              and op.type in _COMPARE and all(map(_is_settled, op.inputs))}
