@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the limits in which one algorithm equals another."""
+"""The limits in which one algorithm is another (algorithms.md, section 19, in its order)."""
 
 import dataclasses
 
 import loop
 import numpy as np
 import oracle_parts as parts
+import oracles_convex as convex
 import pytest
 import table
 import tensorflow as tf
@@ -228,8 +229,8 @@ TINY = 1e-12
     (rules.dp_rmsprop_stp(scale_epsilon=0.1), 'rmsprop'),
     (rules.pasan(), 'adagrad_norm'),
     (rules.pagan(), 'adagrad'),
-    (rules.pagan(table.ELLIPSOID_TREE), 'adagrad'),
-    (rules.noisy_adagrad(1, basis=table.EYE, mode='pinv'), 'matrix_adagrad'),
+    (rules.pagan(convex.ELLIPSOID_TREE), 'adagrad'),
+    (rules.noisy_adagrad(1, basis=convex.EYE, mode='pinv'), 'matrix_adagrad'),
     (rules.noisy_adagrad(1, diagonal=True, epsilon=TINY), 'adagrad'),
     (rules.non_private_noiseless_adam(allow_non_private=True), 'adam'),
     (rules.non_private_noiseless_adam(scale_epsilon=0.1, allow_non_private=True), 'adam'),

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts shared by the oracles: clipping, noised means and the loop over steps, on one flat vector.
+"""What the formulas share: clipping, noised means and the loop over steps, on one flat vector.
 
-The files `oracles_...` implement every algorithm a second time, each as a function
-`problem -> [T + 1, 5] iterates`. They share nothing with the library, and little with each
-other.
+The files named `oracles_...` have every algorithm once more, each a function
+`problem -> [T + 1, 5] iterates`. Nothing is shared with the library, and little between the
+algorithms.
 """
 
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+BASIS = np.linalg.qr(np.random.default_rng(7).normal(size=(5, 3)))[0]
+
 
 class Case(NamedTuple):
   name: str
   rule: Callable[[], Any]
   oracle: Callable[..., Any]  # problem -> iterates
-  setting: dict = {}  # Arguments of the problem.
+  setting: dict = {}  # Of the problem.
   tolerance: float = 1e-8
   noticed: float = 0.01  # Relative change of the noise that changes iterates; signs need more.
 

@@ -5,6 +5,8 @@ import numpy as np
 import oracle_parts as parts
 from scipy import optimize
 
+from tfdp_adaptive import rules
+
 
 def euclidean(a, x, bound):
   """The nearest point to x with sum a y^2 <= bound^2, its multiplier by bisection."""
@@ -104,3 +106,51 @@ def noisy_adagrad_diagonal(participations, eps, basis=None, project=None):
 
     return parts.iterate(p, step)
   return solve
+
+
+BOX = (-0.4, 0.5)
+EYE = np.eye(5)
+ELLIPSOID = np.array([4.0, 1.0, 0.25, 9.0, 0.5])
+ELLIPSOID_TREE = [ELLIPSOID[:2], ELLIPSOID[2:].reshape(1, 3)]
+
+
+def into_box(h, y):
+  del h
+  return np.clip(y, *BOX)
+
+
+def into_ball(h, y):
+  return metric_ball(h, y, 0.6)
+
+
+Case = parts.Case
+CASES = (
+    Case('pasan', lambda: rules.pasan(ELLIPSOID_TREE, radius=0.6), ellipsoidal(
+        True, ELLIPSOID, euclidean, lambda h, y: parts.clip(y, 0.6))),
+    Case('pasan-rescale', lambda: rules.pasan(2.0, 'rescale', box=BOX),
+         ellipsoidal(True, np.full(5, 2.0), rescale, into_box)),
+    Case('pagan', lambda: rules.pagan(ELLIPSOID_TREE), ellipsoidal(
+        False, ELLIPSOID, euclidean)),
+    Case('pagan-rescale', lambda: rules.pagan(ELLIPSOID_TREE, 'rescale'), ellipsoidal(
+        False, ELLIPSOID, rescale)),
+    Case('pagan-box', lambda: rules.pagan(box=BOX), ellipsoidal(
+        False, np.ones(5), euclidean, into_box)),
+    Case('pagan-ball', lambda: rules.pagan(ELLIPSOID_TREE, radius=0.6), ellipsoidal(
+        False, ELLIPSOID, euclidean, into_ball)),
+    Case('noisy_adagrad', lambda: rules.noisy_adagrad(2, basis=parts.BASIS),
+         noisy_adagrad(2, parts.BASIS, 'truncate'), dict(sigma=0.2)),
+    Case('noisy_adagrad-ball', lambda: rules.noisy_adagrad(2, basis=parts.BASIS, radius=0.6),
+         noisy_adagrad(2, parts.BASIS, 'truncate', ball_in_range(0.6)),
+         dict(sigma=0.05)),
+    Case('noisy_adagrad-floor', lambda: rules.noisy_adagrad(
+        2, basis=parts.BASIS, mode='floor', relative_noise=2.0, radius=1.5),
+         noisy_adagrad(2, parts.BASIS, 'floor', ball_in_range(1.5), relative=2.0)),
+    Case('noisy_adagrad-pinv', lambda: rules.noisy_adagrad(2, basis=EYE, mode='pinv'),
+         noisy_adagrad(2, EYE, 'pinv'), dict(rate=0.01), 1e-5),
+    Case('noisy_adagrad-diagonal', lambda: rules.noisy_adagrad(
+        2, diagonal=True, epsilon=0.1, box=BOX),
+         noisy_adagrad_diagonal(2, 0.1, project=into_box), dict(adjacency='replace')),
+    Case('noisy_adagrad-diagonal_basis', lambda: rules.noisy_adagrad(
+        2, basis=parts.BASIS, diagonal=True, epsilon=0.1, radius=0.6),
+         noisy_adagrad_diagonal(2, 0.1, parts.BASIS, into_ball)),
+)

@@ -3,6 +3,9 @@
 
 import numpy as np
 import oracle_parts as parts
+import oracles_wrapped as wrapped
+
+from tfdp_adaptive import rules
 
 
 def quintic(momentum, shape, nesterov=False, steps=5):
@@ -44,7 +47,7 @@ def kronecker(rotated, b1, b2, floor, eps, every, shapes=((2,), (1, 3))):
   class Leaf:
     def __init__(self, shape):
       self.gs, self.squares, self.moments = [], [], [[], []]
-      self.s = np.ones(shape)  # Scale of a vector.
+      self.s = np.ones(shape)  # Of a vector.
       self.sides = [np.eye(size) for size in shape]  # A and G.
       self.bases = [np.eye(size) for size in shape]
 
@@ -137,3 +140,28 @@ def kfc(momentum, power, eps, decay, every, raw=False):
 
     return parts.iterate(p, step)
   return solve
+
+
+Case = parts.Case
+CASES = (
+    Case('muon-edge', lambda: rules.partition([
+        (lambda spec: len(spec.shape) == 2, rules.muon(0.8, nesterov=False, edge=True)),
+        (lambda spec: True, rules.dp_sgd())]),
+         wrapped.joined(2, wrapped.heavy_ball(0.0), without_edge(0.8, (1, 3))),
+         dict(sigma=0.2)),
+    Case('dp_muon', lambda: rules.dp_muon(
+        0.8, beta_1=0.7, beta_2=0.9, epsilon=0.1, relative_adam_learning_rate=0.5),
+         wrapped.joined(2, wrapped.plain_adam(0.7, 0.9, 0.1, 0.5), quintic(
+             0.8, (1, 3), nesterov=True))),
+    Case('dp_shampoo', lambda: rules.dp_shampoo(0.8, 0.9, 0.05, scale_epsilon=0.1, refresh_every=2),
+         kronecker(False, 0.8, 0.9, 0.05, 0.1, 2)),
+    Case('dp_soap', lambda: rules.dp_soap(0.8, 0.9, 0.05, scale_epsilon=0.1, refresh_every=2),
+         kronecker(True, 0.8, 0.9, 0.05, 0.1, 2), dict(
+             row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
+    Case('dp_kfc', lambda: rules.dp_kfc(
+        0.5, scale_epsilon=0.1, decay=0.6, refresh_every=3), kfc(0.5, 0.5, 0.1, 0.6, 3),
+         dict(clip=2.0)),
+    Case('dp_kfc-raw', lambda: rules.dp_kfc(
+        power=0.3, scale_epsilon=0.2, decay=0.0, refresh_every=1, frame='raw'),
+         kfc(0.0, 0.3, 0.2, 0.0, 1, raw=True), dict(clip=2.0)),
+)

@@ -4,6 +4,8 @@
 import numpy as np
 import oracle_parts as parts
 
+from tfdp_adaptive import rules
+
 
 def sgd(momentum=0.0, nesterov=False):
   def solve(p):
@@ -194,3 +196,77 @@ def noiseless(b1, b2, eps, scale_eps=None):
 
     return parts.iterate(p, step)
   return solve
+
+
+ROOT2 = np.sqrt(2)
+# IME at B = 4: sqrt(2) (2 B - 1) / B^2, or one clip norm squared over B per record.
+_IME = dict(std1=ROOT2 / 4, std2=ROOT2 * 7 / 16)
+Case = parts.Case
+CASES = (
+    Case('dp_sgd', rules.dp_sgd, sgd()),
+    Case('dp_sgd-replace', rules.dp_sgd, sgd(), dict(adjacency='replace')),
+    Case('dp_sgd-momentum', lambda: rules.dp_sgd(0.8), sgd(0.8)),
+    Case('dp_sgd-nesterov', lambda: rules.dp_sgd(0.8, True), sgd(0.8, True)),
+    Case('dp_adam', lambda: rules.dp_adam(0.8, 0.95, 1e-3), adam(0.8, 0.95, 1e-3)),
+    Case('dp_adam-no_memory', lambda: rules.dp_adam(0.0, 0.0, 0.1), adam(0.0, 0.0, 0.1)),
+    Case('dp_adagrad', lambda: rules.dp_adagrad(0.1, 0.0), adagrad(0.1, 0.0)),
+    Case('dp_rmsprop', lambda: rules.dp_rmsprop(0.8), rmsprop(0.8, 1e-8)),
+    Case('dp_adam-amsgrad', lambda: rules.dp_adam(0.8, 0.6, 0.05, amsgrad=True),
+         adam(0.8, 0.6, 0.05, amsgrad=True)),
+    Case('dp_rmsprop-momentum', lambda: rules.dp_rmsprop(0.8, 0.05, momentum=0.7),
+         rmsprop(0.8, 0.05, 0.7)),
+    Case('dp_rmsprop-centered', lambda: rules.dp_rmsprop(0.8, 0.05, centered=True),
+         rmsprop(0.8, 0.05, centered=True)),
+    Case('dp_rmsprop-centered_momentum', lambda: rules.dp_rmsprop(0.8, 0.05, 0.7, True),
+         rmsprop(0.8, 0.05, 0.7, True)),
+    Case('dp_yogi', lambda: rules.dp_yogi(0.8, 0.9), yogi(0.8, 0.9, 1e-3, 1e-6)),
+    Case('dp_adam_bc', lambda: rules.dp_adam_bc(0.8, 0.9, 0.05), adam_bc(0.8, 0.9, 0.05)),
+    Case('dp_adam_bc-rows', lambda: rules.dp_adam_bc(0.8, 0.9, 0.05),
+         adam_bc(0.8, 0.9, 0.05), dict(row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
+    Case('dp_adagrad_bc', lambda: rules.dp_adagrad_bc(epsilon=0.05), adagrad_bc(0.05),
+         dict(row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
+    Case('dp_rmsprop_bc', lambda: rules.dp_rmsprop_bc(0.8, 0.05), rmsprop_bc(0.8, 0.05),
+         dict(row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
+    Case('dp_adam_ime', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05),
+         two_moments(adam_second(0.9), 0.05, b1=0.8, **_IME)),
+    Case('dp_adam_ime-share', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05, share=0.8),
+         two_moments(adam_second(0.9), 0.05, std1=0.25 / np.sqrt(0.8),
+                             std2=7 / 16 / np.sqrt(0.2), b1=0.8)),
+    Case('dp_adam_ime-replace', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05),
+         two_moments(adam_second(0.9), 0.05, std1=ROOT2 / 2, std2=ROOT2 * 3 / 4,
+                             b1=0.8), dict(adjacency='replace')),
+    Case('dp_adam_ime-printed', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05, printed_2B_plus_1=True),
+         two_moments(adam_second(0.9), 0.05, std1=ROOT2 / 4, std2=ROOT2 * 9 / 16,
+                             b1=0.8)),
+    Case('dp_adam_ime-update_clip', lambda: rules.dp_adam_ime(0.8, 0.9, 0.05, update_clip=4.0),
+         two_moments(adam_second(0.9), 0.05, b1=0.8, update_clip=4.0, **_IME)),
+    Case('dp_adam_ime-per_record', lambda: rules.dp_adam_ime(
+        0.8, 0.9, 0.05, floor=True, square_then_average=True),
+         two_moments(adam_second(0.9), 0.05, std1=ROOT2 / 4, std2=ROOT2 / 4, b1=0.8,
+                             per_record=True, floor=True), dict(clip=2.0)),
+    Case('dp_adagrad_ime', lambda: rules.dp_adagrad_ime(epsilon=1.0, floor=True),
+         two_moments(adagrad_second, 1.0, floor=True, **_IME)),
+    Case('dp_adam_jme', lambda: rules.dp_adam_jme(0.8, 0.9, 0.05),
+         two_moments(adam_second(0.9), 0.05, std1=0.5, std2=0.5 * ROOT2,
+                             b1=0.8, per_record=True), dict(adjacency='replace', clip=2.0)),
+    Case('dp_adam_jme-zero_out', lambda: rules.dp_adam_jme(0.8, 0.9, 0.05),
+         two_moments(adam_second(0.9), 0.05, std1=np.sqrt(1.5) / 4,
+                             std2=np.sqrt(3) / 4, b1=0.8, per_record=True)),
+    Case('dp_adam_jme-of_mean', lambda: rules.dp_adam_jme(
+        0.8, 0.9, 0.05, square_then_average=False, relative_lambda=0.25),
+         two_moments(adam_second(0.9), 0.05, b1=0.8,
+                             std1=0.5 * np.sqrt(1 + 0.25 * 1.5**2),
+                             std2=np.sqrt(1 + 0.25 * 1.5**2)), dict(adjacency='replace')),
+    Case('scale_then_privatize', lambda: rules.scale_then_privatize(
+        0.8, 0.9, 1e-3, scale_epsilon=0.2),
+         scale_then_privatize('adam', 1e-3, 0.2, b1=0.8), dict(clip=3.0)),
+    Case('dp_adagrad_stp', lambda: rules.dp_adagrad_stp(scale_epsilon=0.2),
+         scale_then_privatize('adagrad', 1e-8, 0.2), dict(clip=3.0)),
+    Case('dp_rmsprop_stp', lambda: rules.dp_rmsprop_stp(0.9, scale_epsilon=0.2),
+         scale_then_privatize('rmsprop', 1e-8, 0.2), dict(clip=3.0)),
+    Case('non_private_noiseless_adam', lambda: rules.non_private_noiseless_adam(
+        0.8, 0.9, 1e-3, allow_non_private=True), noiseless(0.8, 0.9, 1e-3)),
+    Case('non_private_noiseless_adam-scaled', lambda: rules.non_private_noiseless_adam(
+        0.8, 0.9, 1e-3, scale_epsilon=0.2, allow_non_private=True),
+         noiseless(0.8, 0.9, 1e-3, 0.2), dict(clip=3.0)),
+)

@@ -4,6 +4,8 @@
 import numpy as np
 import oracle_parts as parts
 
+from tfdp_adaptive import rules
+
 
 def dp2(kind, s1, s2, clip2, rate2, eps, beta=0.9, noise_first=False, subtract=False):
   """Algorithm 1 as printed: v is updated at the first adaptive step, `acc` reset at phase 0."""
@@ -113,3 +115,39 @@ def pdp_sgd(k=None, basis=None, after=0):
 
     return parts.iterate(p, step)
   return solve
+
+
+MOMENT = np.array([1.0, 0.1, 2.0, 0.5, 0.3])
+MOMENT_TREE = [MOMENT[:2], MOMENT[2:].reshape(1, 3)]
+Case = parts.Case
+CASES = (
+    Case('dp2_rmsprop', lambda: rules.dp2_rmsprop(2, 3, 5.0, 0.4, epsilon=0.01),
+         dp2('rmsprop', 2, 3, 5.0, 0.04, 0.01)),
+    Case('dp2_adagrad', lambda: rules.dp2_adagrad(1, 2, 5.0, 0.4, epsilon=0.01),
+         dp2('adagrad', 1, 2, 5.0, 0.04, 0.01)),
+    Case('dp2_yogi', lambda: rules.dp2_yogi(2, 1, 5.0, 0.4, epsilon=0.01, rho=0.8),
+         dp2('yogi', 2, 1, 5.0, 0.04, 0.01, beta=0.8)),
+    Case('dp2_rmsprop-noise_first', lambda: rules.dp2(
+        sgd_steps=2, adaptive_steps=1, relative_adaptive_learning_rate=0.4, epsilon=0.01,
+        ablation='noise_first'),
+         dp2('rmsprop', 2, 1, None, 0.04, 0.01, noise_first=True)),
+    Case('dp2_rmsprop-subtract_bias', lambda: rules.dp2(
+        sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=5.0,
+        relative_adaptive_learning_rate=0.4, epsilon=0.01, subtract_bias=True),
+         dp2('rmsprop', 2, 1, 5.0, 0.04, 0.01, subtract=True)),
+    Case('dp2_rmsprop-extra_query', lambda: rules.dp2_rmsprop(
+        3, 3, 5.0, 0.4, epsilon=0.01, ablation='extra_query'),
+         dp2_extra_query('rmsprop', 3, 5.0, 0.04, 0.01)),
+    Case('side_information_adam', lambda: rules.side_information_adam(0.8, 0.9),
+         side_information(0.8, 0.9, 1e-8)),
+    Case('side_information_adam-offline', lambda: rules.side_information_adam(
+        0.8, second_moment=MOMENT_TREE), side_information(0.8, None, 1e-8, MOMENT)),
+    Case('adadps', rules.adadps, adadps('rmsprop', 1e-3), dict(clip=3.0)),
+    Case('adadps-adagrad', lambda: rules.adadps('adagrad', epsilon=0.1, epsilon_inside=True),
+         adadps('adagrad', 0.1, inside=True), dict(clip=3.0)),
+    Case('pda_dpmd', lambda: rules.pda_dpmd(5), pda_dpmd(5)),
+    Case('pdp_sgd', lambda: rules.pdp_sgd(2), pdp_sgd(2)),
+    Case('pdp_sgd-randomized', lambda: rules.pdp_sgd(3, method='randomized', project_after=2),
+         pdp_sgd(3, after=2)),
+    Case('pdp_sgd-basis', lambda: rules.pdp_sgd(basis=parts.BASIS), pdp_sgd(basis=parts.BASIS)),
+)

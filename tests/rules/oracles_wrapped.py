@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Oracles in plain NumPy of wrappers of rules, and of two rules that share one release."""
+"""What goes around a rule, or shares one release between two, once more in plain NumPy."""
 
 import numpy as np
 import oracle_parts as parts
+
+from tfdp_adaptive import rules
 
 
 def grouped_adam_bc(cut, norms, b1, b2, floor):
@@ -62,3 +64,16 @@ def plain_adam(b1, b2, eps, factor=1.0):
     root = np.sqrt(parts.average(np.square(gs), b2) / (1 - b2**t)) + eps
     return factor * parts.average(gs, b1) / (1 - b1**t) / root
   return update
+
+
+Case = parts.Case
+CASES = (
+    Case('grouped-dp_adam_bc', lambda: rules.grouped(
+        rules.dp_adam_bc(0.8, 0.9, 0.05), (0, 1), norms=(1.0, 3.0)),
+         grouped_adam_bc(2, (1.0, 3.0), 0.8, 0.9, 0.05), dict(adjacency='replace')),
+    Case('partition-dp_sgd-dp_adam_bc', lambda: rules.partition([
+        (lambda spec: spec.shape == [2], rules.dp_sgd(0.8)),
+        (lambda spec: True, rules.dp_adam_bc(0.8, 0.9, 0.05))]),
+         joined(2, heavy_ball(0.8), corrected_adam(0.8, 0.9, 0.05)),
+         dict(row_norms=(1.0, 1.1, 1.3, 0.9, 1.2, 1.0, 1.4))),
+)
