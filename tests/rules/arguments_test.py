@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factories refuse what makes no sense, and say what they want."""
 
+import inspect
 import math
 import re
 
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import contract
+from tfdp_adaptive import optimizers
 from tfdp_adaptive import rules
 from tfdp_adaptive import trees
 from tfdp_adaptive.rules import bias_corrected
@@ -17,18 +19,25 @@ from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import subspaces
 
 GATED = dict(allow_non_private=True)
+# Names that mean the same in every rule, and what is wrong for each of them.
+DECAY, NUMBER = (-0.1, 1.0, math.nan), (-1.0, math.inf, math.nan)
+COMMON = {**dict.fromkeys(('beta_1', 'beta_2', 'decay', 'momentum', 'rho'), DECAY),
+          **dict.fromkeys(('epsilon', 'scale_epsilon', 'initial_accumulator_value'), NUMBER)}
+REQUIRED = {'noisy_adagrad': dict(participations=1)}  # The audit takes it from its plan.
+
+
+@pytest.mark.parametrize('factory, arguments, name', [
+    (row.rule, row.audit, name)
+    for row in {row.rule: row for row in optimizers.OPTIMIZERS.values()}.values()
+    for name in inspect.signature(getattr(rules, row.rule)).parameters if name in COMMON])
+def test_common_arguments_are_checked_by_every_rule(factory, arguments, name):
+  for wrong in COMMON[name]:
+    with pytest.raises(ValueError, match=rf'`{name}` must be .*\. Received: {name}={wrong}'):
+      getattr(rules, factory)(**{**REQUIRED.get(factory, {}), **arguments, name: wrong})
 
 
 @pytest.mark.parametrize('factory, arguments, message', [
-    (rules.dp_sgd, dict(momentum=1.0), r'`momentum` must be in \[0, 1\). Received: momentum=1.0'),
     (rules.dp_sgd, dict(nesterov=True), '`momentum` must be positive with `nesterov=True`'),
-    (rules.dp_adam, dict(beta_1=-0.1), r'`beta_1` must be in \[0, 1\)'),
-    (rules.dp_adam, dict(beta_2=1.0), r'`beta_2` must be in \[0, 1\)'),
-    (rules.dp_adam, dict(epsilon=-1.0), '`epsilon` must be finite and >= 0'),
-    (rules.dp_adam, dict(epsilon=math.nan), '`epsilon` must be finite and >= 0'),
-    (rules.dp_adagrad, dict(initial_accumulator_value=-1.0), '`initial_accumulator_value` must be'),
-    (rules.dp_rmsprop, dict(rho=1.5), r'`rho` must be in \[0, 1\)'),
-    (rules.dp_yogi, dict(beta_2=2), '`beta_2` must be in'),
     (rules.dp_adam_bc, dict(epsilon=0.0), '`epsilon` must be positive and finite'),
     (rules.dp_adam_ime, dict(epsilon=0.0), '`epsilon` must be positive'),
     (rules.dp_adam_ime, dict(share=1.0), r'`share` must be in \(0, 1\). Received: share=1.0'),
@@ -136,7 +145,7 @@ def test_rules_that_need_independent_noise_say_so():
   assert not rules.dp_adam_bc().independent_noise
 
 
-# Cautions of rules about settings.
+# What rules say about settings.
 
 
 @pytest.mark.parametrize('rule, clip, std, messages', [
@@ -178,7 +187,7 @@ def test_normalizer_keeps_its_digits_near_one():
 
 @pytest.mark.parametrize('steps, expected', [(1, 0.6827), (2, 0.632), (10, 0.555)])
 def test_negative_fraction_of_pure_noise(steps, expected):
-  """A coordinate without gradient; P(chi^2_1 < 1) at the first step."""
+  """Section 3: a coordinate without gradient; P(chi^2_1 < 1) at the first step."""
   rng = np.random.default_rng(0)
   rule = rules.dp_adam_bc(beta_2=0.999)
   spec = (tf.TensorSpec([100000], tf.float64),)
