@@ -34,7 +34,7 @@ _TEXT = (
 
 
 class _Saved(NamedTuple):
-  """The contents of the folder.
+  """What the folder holds.
 
   Attributes:
     plan: The plan, for JSON.

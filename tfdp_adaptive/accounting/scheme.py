@@ -15,7 +15,7 @@ from tfdp_adaptive import terms as terms_lib
 
 
 class Seed(Protocol):
-  """The part of `batches.sampling_seed.SamplingSeed` that schemes use."""
+  """What schemes need of `batches.sampling_seed.SamplingSeed`."""
 
   in_file: bool
 
