@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`docs/state.md` has every public part, its oracle and its evidence; the gate keeps to it."""
 
+import functools
 import inspect
 import pathlib
 import re
@@ -20,9 +21,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / 'docs' / 'state.md'
 QUERIES = ROOT / 'tfdp_adaptive' / 'queries' / '__init__.py'  # Not importable everywhere.
 GATED = {  # How each part is made.
-    **{row.rule: getattr(rules, row.rule) for row in optimizers.OPTIMIZERS.values() if row.missing},
+    **{row.rule: functools.partial(getattr(rules, row.rule), **row.audit)
+       for row in optimizers.OPTIMIZERS.values() if row.missing},
     'noisy_adagrad': lambda: rules.noisy_adagrad(1, diagonal=True),
-    'pdp_sgd': lambda: rules.pdp_sgd(2),
     'PoissonExamples': lambda: sampling.PoissonExamples(examples_per_user=2)}
 
 

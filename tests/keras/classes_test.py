@@ -23,19 +23,13 @@ DELAYED = dict(sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=2.0,
                relative_adaptive_learning_rate=0.5)
 
 CLASSES = {
-    **dict.fromkeys(optimizers.OPTIMIZERS, {}),
-    'DPSGD': dict(momentum=0.5), 'DPMuon': dict(edge=True),
-    'DPAdamJME': dict(adjacency='replace'), 'DPAdamSTP': dict(scale_epsilon=0.1),
-    'DPAdaGradSTP': dict(scale_epsilon=0.1), 'DPRMSpropSTP': dict(scale_epsilon=0.1),
-    'DPShampoo': dict(refresh_every=2), 'DPSOAP': dict(refresh_every=2),
-    'DPKFC': dict(public_data=PUBLIC),
+    **{name: {**row.audit, **(dict(public_data=PUBLIC) if row.public else {})}
+       for name, row in optimizers.OPTIMIZERS.items()},
+    'DPSGD': dict(momentum=0.5), 'DPMuon': dict(edge=True), 'DPAdamJME': dict(adjacency='replace'),
     'DP2RMSprop': DELAYED, 'DP2AdaGrad': DELAYED, 'DP2Yogi': {**DELAYED, 'ablation': 'noise_first'},
-    'SideInformationAdam': dict(public_data=PUBLIC), 'AdaDPS': dict(public_data=PUBLIC),
-    'PDADPMD': dict(steps=10, public_data=PUBLIC),
     'PDPSGD': dict(dimension=2, public_data=PUBLIC), 'PASAN': dict(radius=5.0),
     'PAGAN': dict(ellipsoid=[np.full((3, 1), 4.0), np.ones(1)], box=(-3.0, 3.0)),
     'NoisyAdaGrad': dict(participations=10, dimension=2, mode='floor', public_data=PUBLIC),
-    'NonPrivateNoiselessAdam': dict(allow_non_private=True),
 }
 
 
