@@ -42,7 +42,7 @@ EPSILON, DELTA, BANDS, TRAIN = 8.0, 1e-5, 8, 10_240
 TUNING_SEED, TEST_SEEDS = 1, (11, 12)
 NOISES = ('independent', 'banded', 'blt')
 UNIT = .5  # Clip norm of all methods that do not scale, in median norms at the start.
-RATES = {'DP-SGD': 3.0}  # That in the middle of three; of SGD times 1 - momentum.
+RATES = {'DP-SGD': 3.0}  # The middle one of three rates; for SGD it is times 1 - momentum.
 ADAM_RATE = .01
 
 
@@ -54,7 +54,7 @@ class Study(NamedTuple):
   batch: int
   steps: int
   pretraining: int = 0  # Steps on public words, without privacy.
-  kinds: Dict[str, int] = {}  # Of settings that are not tuned; empty: all of the first two.
+  kinds: Dict[str, int] = {}  # Kinds that are not tuned; empty: all of the first two.
   rates: Dict[str, float] = {}  # In the middle of three, where not `RATES`.
   like: Dict[str, str] = {}  # Noises that are not tuned: that whose rates they have.
 

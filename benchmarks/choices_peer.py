@@ -361,7 +361,7 @@ PEERS: Dict[str, Tuple[Callable[[Task, float], Peer], Tuple[str, ...]]] = {
 
 def main() -> None:
   answers = os.fdopen(os.dup(1), 'w')
-  os.dup2(2, 1)  # What the libraries print does not mix with the answers.
+  os.dup2(2, 1)  # Output of the libraries does not mix with the answers.
   _, name, path, epsilon = sys.argv
   make, packages = PEERS[name]
   peer = make(read(path), float(epsilon))

@@ -33,7 +33,7 @@ STORE = ROOT / 'build' / 'bench' / 'clipping.json'
 REMARKS = ROOT / 'benchmarks' / 'remarks' / 'clipping_speed.txt'
 MODELS = ('mlp', 'cnn', 'lstm', 'transformer', 'transformer6', 'embedding')
 PATIENCE = 300  # Seconds that a first step, a few more, or a peak of memory, may take.
-GIGABYTES = 6  # What a case may allocate.
+GIGABYTES = 6  # Largest memory of a case.
 
 OURS = ('plain', 'isotropic', 'diagonal', 'Kronecker', 'materialized', 'plain fit', 'DPAdam fit',
         'STP fit', 'SOAP fit')
@@ -396,7 +396,7 @@ def main():
     more = chunked if model == 'transformer' else []
     peaks = {} if 'memory' in skip else memory(model, wanted + more)
     keep(model, figures(wanted + more, peaks, {}))
-    # What does not fit, or fails, is not tried again.
+    # Cases that fail or do not fit are not tried again.
     able = [(l, c) for l, c in wanted if 'error' not in peaks.get(f'{l}: {c}', {})]
     for portion in portions(able) if 'times' not in skip else ():
       keep(model, figures(portion, peaks, times(model, portion, arguments.seconds)))

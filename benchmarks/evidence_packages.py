@@ -15,7 +15,7 @@ from evidence_tasks import Task
 import numpy as np
 
 SIZES = dict(batch_size=256, steps=300)
-FEW = dict(batch_size=128, steps=200)  # Of few records.
+FEW = dict(batch_size=128, steps=200)  # For few records.
 
 
 def _numbers(table: Any, names: Sequence[str]) -> np.ndarray:

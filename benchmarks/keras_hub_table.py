@@ -155,7 +155,7 @@ def print_peak(name, trains, kind):
   compile_with(model, optimizer)
   data = tf.data.Dataset.from_tensors((x, y)).repeat()
   model.fit(data, epochs=1, steps_per_epoch=STEPS, verbose=0)
-  with open('/proc/self/status', encoding='ascii') as status:  # What `getrusage` says is inherited.
+  with open('/proc/self/status', encoding='ascii') as status:  # `getrusage` inherits its peak.
     sizes = dict(line.split(':', 1) for line in status)
   print(int(sizes['VmHWM'].split()[0]) // 1024)
 

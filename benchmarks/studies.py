@@ -34,8 +34,8 @@ from tfdp_adaptive import contract
 RATES = evidence.ADAM_STEPS
 SIX = tuple(np.geomspace(.03, 3, 6))  # Clip norms, times the median norm of a gradient.
 DELAYS = (.5, 1.0, 2.0)  # In epochs.
-EMBEDDING = 6.4  # Of 20 epochs of batches of 64 of 25,000 records with noise multiplier .56.
-EPOCHS = dict(tags=(10, 256))  # Of *delays*, and batch size; else 10 of 128.
+EMBEDDING = 6.4  # Epsilon: 20 epochs of batches of 64 of 25,000 records with noise multiplier .56.
+EPOCHS = dict(tags=(10, 256))  # Epochs of *delays*, and batch size; else 10 of 128.
 METHODS = dict(
     weight_decay=('DPAdam', 'DPAdamBC', 'DPAdamW', 'DPAdamW, corrected'),
     delays=('DPSGD', 'DPRMSprop', 'DPAdamSTP', 'DP2RMSprop', 'DP2RMSprop, extra query',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library is for, in one table and one picture."""
+"""Shows the use of the library in one table and one picture."""
 
 from __future__ import annotations
 

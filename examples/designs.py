@@ -22,7 +22,7 @@ _COLUMNS = ('mechanism', 'mean error', 'max error', 'of independent', 'sensitivi
 
 
 class Wanted(NamedTuple):
-  """What mechanisms are designed for, see `tfdp mechanism --help`."""
+  """The workload that mechanisms are designed for, see `tfdp mechanism --help`."""
 
   steps: int
   min_sep: Optional[int] = None
@@ -49,7 +49,7 @@ def alternatives(wanted: Wanted) -> List[str]:
 
 
 def lower_bound(wanted: Wanted) -> Optional[float]:
-  """Of the mean error for prefix sums: `sqrt(k) ||A||_* / T`; None where it is not known."""
+  """Returns a lower bound of the mean error for prefix sums, `sqrt(k) ||A||_* / T`, or None."""
   steps, k = wanted.steps, wanted.max_participations
   if wanted.momentum or steps > 10**7 or (k > 1 and steps != k * (wanted.min_sep or 0)):
     return None

@@ -44,7 +44,7 @@ _COLUMNS = ('method', 'loss', 'accuracy', 'epsilon', 'delta', 'unit', 'seconds p
 
 
 class Run(NamedTuple):
-  """What one training run measured."""
+  """Measurements of one training run."""
 
   curve: Tuple[Tuple[int, float, float], ...]  # (step, loss, accuracy) on held-out words.
   seconds_per_step: Optional[float]  # Median over steps; None where it would tell of them.
@@ -59,7 +59,7 @@ class Run(NamedTuple):
 
 
 class Row(NamedTuple):
-  """What one method reached on the held-out words."""
+  """Results of one method on the held-out words."""
 
   method: str
   part: str  # 'centralized' or 'federated'
@@ -415,7 +415,7 @@ def _draw_part(panel: Any, how: _Panel, rows: Sequence[Row]) -> None:
 
 
 def _found(how: _Panel, rows: Sequence[Row], ends: Dict[str, float], other: float) -> str:
-  """What came out, in a line: the best private method, and at which epsilon."""
+  """Returns the result in one line: the best private method, and its epsilon."""
   private = next(((row.epsilon, row.unit) for row in rows if row.epsilon is not None), None)
   if private is None or not ends:
     return ''

@@ -79,7 +79,7 @@ class Task(NamedTuple):
     return len(self.vocabulary) + next_word.FIRST_WORD
 
   def identity(self) -> Dict[str, str]:
-    """What tells this task from others, for JSON."""
+    """Returns the settings that distinguish this task from others, for JSON."""
     sizes = [(client, len(x)) for client, (x, _) in self.clients.items()]
     digest = hashlib.sha256(json.dumps([self.vocabulary, sizes]).encode())
     for array in self.train:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Keras model and optimizer with the methods by which `local_training` uses those of TFF."""
+"""Wraps a Keras model and optimizer in the interface of TFF that `local_training` uses."""
 
 from __future__ import annotations
 

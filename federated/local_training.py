@@ -25,7 +25,7 @@ Group = Mapping[str, trees.Tree]  # The fields of a `groups.Group`.
 Metrics = Mapping[str, trees.Tree]  # {metric: its sums}
 Finalizer = Callable[[Any], tf.Tensor]
 ModelFn = Any  # A function that makes a model of Keras or of TFF, or a functional model of TFF.
-Model = Any  # An `keras_model.KerasModel`, or a `tff.learning.models.VariableModel`.
+Model = Any  # A `keras_model.KerasModel`, or a `tff.learning.models.VariableModel`.
 # Resources besides variables in which an operation can remember a client.
 _MEMORY = re.compile('MutableHash|MutableDense|Queue|Barrier|ConditionalAccumulator|Stage|PyFunc|'
                      'OrderedMap|UnorderedMap|VarHandleOp|VariableV2|StackV2|AnonymousIterator')
@@ -60,7 +60,7 @@ def loop(
   Args:
     model: The model.
     input_spec: Nest of `tf.TensorSpec` of a batch.
-    optimizer: The clients' optimizer: a `FunctionalOptimizer`, or what has its methods.
+    optimizer: The clients' optimizer: a `FunctionalOptimizer`, or an object with its methods.
     answer: `(broadcast, update, number of examples, metrics) -> the clipped answer of a
       client`; the update is a flat list, metrics are not finalized.
     zero: `() -> the sum of no answers`.
@@ -156,7 +156,7 @@ def finalized(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str,
 
 
 def reusable(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str, Finalizer]:
-  """Returns finalizers that make their variables here, and never again: those of TFF would."""
+  """Returns finalizers that create their variables here, once. TFF's create them in every call."""
 
   def of(finalize: Finalizer, example: trees.Tree) -> Finalizer:
     made: List[tf.Variable] = []

@@ -31,7 +31,7 @@ from . import storage
 Grid = Any  # Flower's.
 Content = Any  # The answer of a node, or an exception.
 Model = Any  # A Keras model, or a list of arrays.
-Numbered = Tuple[int, private_rule.Broadcast]  # With the number of the round.
+Numbered = Tuple[int, private_rule.Broadcast]  # Number of the round, and its broadcast.
 POLL_SECONDS = 0.2
 _NODES = 'nodes.json'
 _log = logging.getLogger('flwr')

@@ -32,7 +32,7 @@ except ImportError as error:
       "`pip install '.[ray]'` in the checkout of this library.") from error
 
 Handle = Any  # Ray's handle of an actor.
-Data = Dict[str, Any]  # For JSON.
+Data = Dict[str, Any]  # Values that JSON can hold.
 _CLIENTS = 64  # Clients of a call: the most that are trained again if an actor is lost.
 
 
@@ -81,7 +81,7 @@ def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: engines
   Args:
     process: A `PrivateFedAvg` with a recipe.
     remote: The number of actors, and where they are.
-    users: Users that can be pickled; those of files are opened where an actor is.
+    users: Users that can be pickled. Each actor opens the files of users on its own machine.
   """
   begun = not ray.is_initialized()
   if begun:

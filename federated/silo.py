@@ -34,7 +34,7 @@ _TEXT = (
 
 
 class _Saved(NamedTuple):
-  """What the folder holds.
+  """The contents of the folder.
 
   Attributes:
     plan: The plan, for JSON.

@@ -44,7 +44,7 @@ class Source(collections.abc.Mapping):
 
   @abc.abstractmethod
   def read(self, user: User, most: Optional[int]) -> trees.Tree:
-    """Returns a user's examples; of at most `most` rows, drawn at random, if that saves work."""
+    """Returns a user's examples, or only `most` random ones if that saves work."""
 
   def __getitem__(self, user: User) -> trees.Tree:
     return self.sample(user, None)

@@ -23,7 +23,7 @@ from tfdp_adaptive.noise import keys
 
 Path = Union[str, 'os.PathLike[str]']
 Array = Union[np.ndarray, tf.Tensor]
-Record = Dict[str, Any]  # For JSON.
+Record = Dict[str, Any]  # Values that JSON can hold.
 
 
 class SavedRunError(errors.PrivacyError, ValueError):

@@ -78,7 +78,7 @@ class FedAvg(in_process.InProcess, tff.learning.templates.LearningProcess):
     """Returns TFF's own engine, in which each client has a model of its own."""
     context = tff.framework.get_context_stack().current
 
-    def train(*arguments: Any) -> server_lib.Sums:  # In another thread, which has no context.
+    def train(*arguments: Any) -> server_lib.Sums:  # Runs in another thread, which has no context.
       with tff.framework.get_context_stack().install(context):
         return server_lib.Sums(**self.client_sums(*arguments))
 

@@ -115,7 +115,7 @@ py_library(
 # Top-level import name -> name of the distribution.
 OPTIONAL = ('flwr', 'model_signing', 'ray')  # Extras: no lock of a stack has them.
 DISTRIBUTIONS = {
-    'h5py': 'tensorflow',  # Which Keras reads its files with.
+    'h5py': 'tensorflow',  # Keras reads its files with it.
     'IPython': 'ipython',
     'dp_accounting': 'dp-accounting',
     'grpc': 'grpcio',
@@ -223,7 +223,7 @@ def libraries():
     mine, theirs = dependencies(path, known)
     ours.update({INIT, *mine})
     others.update(theirs)
-  # What `import tfdp_adaptive` may load on first use.
+  # All that `import tfdp_adaptive` may load on first use.
   files['tfdp_adaptive'] = []
   deps['tfdp_adaptive'] = (set(files) - {'tfdp_adaptive', 'cli', *PLACED}, set())
   return {name: (sorted(files[name]), sorted(deps[name][0] - {name}), sorted(deps[name][1]))

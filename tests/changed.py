@@ -26,7 +26,7 @@ ALWAYS = ('layers_test.py', 'build_deps_test.py', 'public_names_test.py', 'priva
 
 @functools.lru_cache(maxsize=None)
 def _below():
-  """What every module imports of the library."""
+  """Returns {module: the modules of the library that it imports}."""
   return {module: {name for name in layers_test.imports(module) if name in layers_test.MODULES}
           for module in layers_test.MODULES}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: the checkout's import path, TFF's tests and its worker."""
+"""Sets the checkout's import path for all tests, and selects TFF's tests and its worker."""
 
 import gc
 import importlib.util

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests cost in seconds of processor time, their processes and threads included.
+"""Measures the processor time of tests in seconds, with their processes and threads.
 
 Processor time is nearly the same on a busy machine; seconds on the clock are not.
 
@@ -46,7 +46,7 @@ def _has_children():
 
 
 def _living(process):
-  """Of the children that still run, theirs included; nothing where there is no /proc."""
+  """Yields the seconds of running children and their children; none without /proc."""
   for children in process.glob('task/*/children'):
     try:
       for child in children.read_text(encoding='utf-8').split():

@@ -12,7 +12,7 @@ import socket
 import sys
 
 ROOT = pathlib.Path(__file__).parent.parent
-_IGNORED = ('build', '__pycache__', '.git')  # What installations, Python and linters keep there.
+_IGNORED = ('build', '__pycache__', '.git')  # Output of installations, Python and linters.
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _MADE = {'os.mkdir': 0, 'os.rename': 1, 'os.link': 1, 'os.symlink': 1}  # Where the new name is.
 

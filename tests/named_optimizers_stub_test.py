@@ -33,7 +33,7 @@ OPENING = '''# SPDX-License-Identifier: Apache-2.0
 BASE = '''class NamedOptimizer(optimizer_lib.DPOptimizer):
   factory: Any
   def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None: ...'''
-KERAS = {  # Of Keras' optimizers.
+KERAS = {  # Arguments of Keras' optimizers.
     'use_ema': 'bool', 'ema_momentum': 'float', 'ema_overwrite_frequency': 'Optional[int]'}
 WEIGHT_DECAY = {'weight_decay': 'Optional[float]'}
 

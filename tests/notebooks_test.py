@@ -120,7 +120,7 @@ def test_notebook_runs_briefly(path, monkeypatch, tmp_path, no_training):
   manager, shared = inputtransformer2.TransformerManager(), {'__name__': 'notebook'}
   for number, cell in enumerate(code):
     if any(call in cell.source for call in _LONG):
-      break  # What follows shows its result.
+      break  # The cells that follow show its result.
     source = manager.transform_cell(cell.source)
     if 'parameters' in cell.metadata.get('tags', ()):
       source += '\n' + notebook.metadata['tfdp']['short']

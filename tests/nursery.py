@@ -80,7 +80,7 @@ def tally(what, **counts):
 
 
 def sums(path):
-  """What is in a tally, added up."""
+  """Returns the sums of the counts in a tally."""
   total = collections.defaultdict(collections.Counter)
   for line in pathlib.Path(path).read_text(encoding='utf-8').splitlines():
     what, counts = json.loads(line)

@@ -9,7 +9,7 @@ import ast
 import build_deps_test
 import pytest
 
-# What calls a source of random numbers that are used as noise, or as coins.
+# Callers of a source of random numbers that are used as noise, or for sampling.
 NOISE = {
     'the rows of a mechanism, on flat vectors': {
         'noise.streams.independent_gaussian', 'noise.banded._recursion.advance',
@@ -33,7 +33,7 @@ NOISE = {
         'accounting.monte_carlo.BallsInBinsDpEvent.losses',
         'accounting.monte_carlo.MinSeparationDpEvent._chunk'},
 }
-# What turns records, or gradients of single records, into sums.
+# Code that turns records, or gradients of single records, into sums.
 RECORDS = {
     'engines and their parts': {
         'clipping.chunks.chunked.run', 'clipping.chunks.chunked.run.chunk',

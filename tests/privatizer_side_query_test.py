@@ -11,7 +11,7 @@ from tfdp_adaptive import terms
 from tfdp_adaptive.rules import statistics
 
 SIZE, CLIP, SIGMA, B = 4000, 2.0, 1.5, 8.0
-FACTOR, STD = 1.25, 3.0  # Of the side query: of the other noise, and on the sum of its numbers.
+FACTOR, STD = 1.25, 3.0  # Side query: factor on the other noise, std on its own sum.
 
 
 @pytest.mark.parametrize('adjacency', terms.ADJACENCIES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run where.
+"""Selects the tests that run on a stack, by the options below.
 
     python -m pytest tests                  all but the slow ones
     python -m pytest tests --part=quick     the quick ones: every test that finds what no other does
@@ -116,7 +116,7 @@ def _is_ours(item):
   shared = any(definitions[-1].scope in ('module', 'session') and definitions[-1].baseid
                and definitions[-1].baseid.endswith(item.path.name)
                for definitions in item._fixtureinfo.name2fixturedefs.values())
-  name, row = _name(item)  # What shares a costly fixture stays together.
+  name, row = _name(item)  # Users of a costly fixture stay together.
   return zlib.crc32((name.partition('::')[0] if shared else name + row).encode()) % 2 == KERAS_2
 
 

@@ -25,7 +25,7 @@ def _names(path):
 @pytest.mark.parametrize('test', sorted(thorough.LEFT_OUT))
 def test_what_is_left_out_exists(test):
   """Otherwise a test of a new name would be back among the quick ones, or a table empty."""
-  file, first, *_ = test.split('::')  # What a class has may be inherited.
+  file, first, *_ = test.split('::')  # A test of a class may be inherited.
   assert first in _names(TESTS / file)
 
 

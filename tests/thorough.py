@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make test` leaves out and `.ci/run` runs, with the reason.
+"""Tests that `make test` leaves out and `.ci/run` runs, with the reasons.
 
-`LEFT_OUT` maps tests to the rows of their tables that are kept (`*` stands for anything), or, with
-`!`, to those that are not; no rows: the whole test is left out. Nothing may be left out that alone
-notices a bug of `tests/mutants`.
+`LEFT_OUT` maps a test to the rows of its table that still run (`*` stands for anything), or, with
+`!`, to the rows that do not. Without rows, the whole test is left out. A test that alone notices a
+bug of `tests/mutants` must not be left out.
 """
 
 ROWS_SHARE_CODE = 'The rows share all code; those kept differ in kind.'

@@ -151,7 +151,7 @@ class Query(NamedTuple):
   scale: Tree = ()  # s_t > 0, or `Kronecker`s: records are clipped and noised as s_t * g.
   relative_clip: Scalar = 1.0  # [] times `l2_norm_clip`, in scaled units.
   share: Scalar = 1.0  # [] of the step's privacy budget; 0 = not asked now.
-  groups: Tree = ()  # `Groups`, for an ask that has some.
+  groups: Tree = ()  # `Groups`, or () without groups.
 
 
 Queries = Tuple[Query, ...]  # One per ask, as are sums and releases.

@@ -17,17 +17,17 @@ _Conv2D: Any = compat.keras.layers.Conv2D
 
 @compat.serializable
 class WSConv2D(_Conv2D):
-  """`keras.layers.Conv2D` whose filters are standardized: weight standardization.
+  """`keras.layers.Conv2D` with weight standardization of its filters.
 
   A filter w of N numbers acts as `gain * (w - mean(w)) / sqrt(N var(w) + epsilon)`, with a trained
-  gain per filter. Beside GroupNormalization it takes the place of BatchNormalization, which mixes
+  gain per filter. Together with GroupNormalization it replaces BatchNormalization, which mixes
   the examples of a batch (De et al., arXiv:2204.13650). Its clipping rule forms the gradients of
   all examples together.
 
   Args:
-    *args: Those of `keras.layers.Conv2D`.
-    epsilon: Added under the root, > 0.
-    **kwargs: Those of `keras.layers.Conv2D`.
+    *args: Positional arguments of `keras.layers.Conv2D`.
+    epsilon: Added under the square root, > 0.
+    **kwargs: Keyword arguments of `keras.layers.Conv2D`.
 
   Examples:
     >>> WSConv2D(8, 3, padding='same')(np.ones([2, 5, 5, 1], np.float32)).shape[1:]

@@ -13,7 +13,7 @@ _DELAYED = dict(sgd_steps=2, adaptive_steps=1, relative_adaptive_clip=2.0)
 
 
 class Optimizer(NamedTuple):
-  """What the library knows of an optimizer besides its rule.
+  """Registered properties of an optimizer, apart from its rule.
 
   Attributes:
     rule: Name of the rule's factory in `tfdp.rules`.

@@ -153,7 +153,7 @@ class Privatizer:
             tf.TensorSpec([ask.side_query.size], self._dtype()) if ask.side_query else ())
 
   def _side_noise(self, ask: contract.Ask) -> Tuple[float, float]:
-    """Returns `(factor of the other noise, std of the side mean)` for a noise multiplier of one."""
+    """Returns `(factor on the noise of the other sums, std of the side mean)` at sigma = 1."""
     if ask.side_query is None:
       return 1.0, 0.0
     factor, std = ask.side_query.noise(self.noise_multiplier, self.batch_size)

@@ -39,7 +39,7 @@ class Tuned(NamedTuple):
 
   model: Any  # Trained and private; its ledger has the cost of the whole search. None: no run.
   settings: Optional[Settings]
-  score: Optional[float]  # The noised one that it was chosen by.
+  score: Optional[float]  # The noisy score that chose this run.
   plan: plan_lib.PrivacyPlan
 
   def statement(self) -> str:

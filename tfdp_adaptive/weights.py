@@ -171,6 +171,6 @@ class PNorm(Weight):
 
 
 def like(number: trees.Scalar, tensor: tf.Tensor) -> tf.Tensor:
-  """Returns a number in the dtype of a tensor; a Python float is not rounded before."""
+  """Returns a number in the dtype of a tensor. A Python float is rounded only once."""
   return tf.cast(number, tensor.dtype) if tf.is_tensor(number) else tf.constant(
       number, tensor.dtype)

@@ -121,7 +121,7 @@ def main():
     source, target = json.loads(line)['fork']
     child = os.fork()
     if not child:
-      os.setsid()  # What it starts is ended with it.
+      os.setsid()  # Its children end with it.
       signal.signal(signal.SIGCHLD, signal.SIG_DFL)
       with open(source, encoding='utf-8') as lines, open(target, 'w', encoding='utf-8') as own:
         serve(steps, lines, own)

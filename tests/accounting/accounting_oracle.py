@@ -39,7 +39,7 @@ class Oracle:
     self.fineness = 1
     self._refine(1)
 
-  most = 1  # Of the numbers by which the sum may be moved.
+  most = 1  # The largest shift of the sum.
 
   def _refine(self, times):
     self.fineness *= times
@@ -107,7 +107,7 @@ class Oracle:
         top, weight, loss = prepare()
       part, size = panel(low, low + width)
       total, low = total + part, low + width
-      # What is left: at most this, or, as it turns with `offset`, by parts.
+      # Bounds of the rest: its mass, or an integration by parts, as it turns with `offset`.
       if min(size * max(low, width), 4 * size / max(abs(offset), 1e-9)) < accuracy * abs(total):
         break
       width = min(width * 1.1, 20 / max(abs(offset), 1 / deviation))

@@ -81,7 +81,7 @@ def test_banded_noise_with_cyclic_poisson_sampling(bands, expected):
       population_size=1_700_000, batch_size=2048, steps=2000, target_delta=1e-7,
       mechanism=mechanisms.BandedToeplitz(bands=bands, steps=2000),
       sampling=sampling.CyclicPoisson(cycle=bands))
-  np.testing.assert_allclose(plan.epsilon(), expected, atol=2e-5)
+  assert -1e-6 < plan.epsilon() - expected < 3e-5  # It is an upper bound.
 
 
 @pytest.mark.both_stacks

@@ -19,8 +19,8 @@ from tfdp_adaptive.accounting import losses
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = dp_accounting.NeighboringRelation.REPLACE_ONE
-# What the oracle may err by itself, found by moving its path of integration, where records take
-# part less than about once: the transform then hardly falls.
+# Error of the oracle itself, found by moving its path of integration. It matters if records take
+# part less than about once, because the transform then hardly falls.
 ORACLE = 1e-4
 PLANS = int(os.environ.get('ACCOUNTING_PLANS', '8'))
 
@@ -138,8 +138,8 @@ def test_atoms_keep_the_mass_of_both_distributions(kind, q, m):
   loss, log_mass = pair.atoms(40.0)
   assert (np.diff(loss) >= 0).all()
   mass = np.exp(log_mass)
-  assert mass.sum() == pytest.approx(1, abs=1e-13)  # Of P.
-  of_q = (mass * np.exp(-loss)).sum()  # Less what is far from P.
+  assert mass.sum() == pytest.approx(1, abs=1e-13)  # The mass of P.
+  of_q = (mass * np.exp(-loss)).sum()  # The mass of Q, without its part far from P.
   assert of_q == pytest.approx(1, abs=1e-12 if m < 10 else q) and of_q <= 1 + 1e-12
 
 

@@ -32,7 +32,7 @@ def by_the_theorems(mean, shape, sigma, score_noise=None):
   rate = sigma**-2 + (score_noise**-2 if score_noise else 0.0)
   one = orders * rate / 2
   if shape == math.inf:
-    delta = [min(math.exp(min(  # Of one run at ln(1 + 1 / (l - 1)), by its RDP.
+    delta = [min(math.exp(min(  # Delta of one run at ln(1 + 1 / (l - 1)), by RDP.
         (k - 1) * (e - math.log1p(1 / (l - 1)) + math.log1p(-1 / k)) - math.log(k)
         if k > 1.01 else 0.0, .5 * math.log1p(-math.exp(-e)))) for k, e in zip(orders, one))
              for l in orders]

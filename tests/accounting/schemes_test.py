@@ -28,11 +28,11 @@ from tfdp_adaptive.privacy import plan as plan_lib
 
 pytestmark = pytest.mark.filterwarnings('ignore:`target_delta` should be')
 STEPS, RECORDS, DRAWS = 3, 1_200_000, 30_000
-BANDED = mechanisms.Banded(2, STEPS)  # Of equal column norms, to the last step.
+BANDED = mechanisms.Banded(2, STEPS)  # All columns, up to the last step, have equal norms.
 POSITIVE = mechanisms.BandedToeplitz(2, STEPS, coefficients=(0.8, 0.6))
 NEGATIVE = mechanisms.BandedToeplitz(2, STEPS, coefficients=(0.8, -0.6))
 BLT = mechanisms.BLT(1, STEPS)
-SAMPLED = 0.004  # What frequencies of this many records may be off, as a share of delta.
+SAMPLED = 0.004  # Tolerance of frequencies of this many records, as a fraction of delta.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +186,7 @@ def test_more_noise_costs_less_and_more_steps_more(case):
 def test_amplification_is_worth_something_and_a_larger_share_costs_more(case):
   plan = case.plan()
   whole = plan.mechanism.sensitivity(min_sep=1, max_participations=STEPS) * (
-      case.scheme.examples_per_user)  # Of a record that is in every batch.
+      case.scheme.examples_per_user)  # Sensitivity to a record in every batch.
   assert plan.epsilon() < gaussian.epsilon(plan.noise_multiplier / whole, plan.target_delta)
   if case.scheme.drawn_each_step:
     more = case.plan(batch_size=1.05 * plan.batch_size)

@@ -155,7 +155,7 @@ def test_bins_and_gaps_are_chosen_where_draws_show_that_they_are_better():
   assert error(drawn) < .96 * error(exact)
   few = least_error_plans.choose_plan(
       dataclasses.replace(given, target_delta=1e-5), memory=8, draws=100)
-  assert not few.sampling.draws  # Which can tell nothing at this delta.
+  assert not few.sampling.draws  # Draws prove nothing at this delta.
 
 
 @pytest.mark.parametrize('draws', [-1, 1.5, True])

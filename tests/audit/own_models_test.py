@@ -69,7 +69,7 @@ class Careless(tfdp.DPSequential):
 
   def train_step(self, data):
     x, y, weight = data
-    logs = super().train_step((x - tf.reduce_mean(x, 0), y, weight))  # Of the whole batch.
+    logs = super().train_step((x - tf.reduce_mean(x, 0), y, weight))  # Mean of the whole batch.
     self.layers[-1].bias.assign_sub(1e-3 * tf.reduce_sum(x, 0)[:2])  # Past the clipping.
     self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))  # For later.
     return logs

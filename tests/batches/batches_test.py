@@ -35,7 +35,7 @@ def test_batches_hold_exactly_the_records_of_the_plan(scheme):
   assert len(batches) == plan.steps
   for (x, y, weight), indices in zip(batches, expected):
     assert x.dtype == np.float32 and weight.dtype == np.float64
-    weight = weight.astype(np.float32)  # What is left has the mark of the step.
+    weight = weight.astype(np.float32)  # The lower digits carry the tag of the step.
     assert len(x) == len(y) == len(weight) >= max(1, len(indices))
     np.testing.assert_array_equal(weight, np.arange(len(weight)) < len(indices))
     np.testing.assert_array_equal(y[weight == 1], indices + 1)

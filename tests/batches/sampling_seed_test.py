@@ -153,7 +153,7 @@ def test_batches_that_are_skipped_by_hand(scheme, adjacency, tmp_path):
       read = tags.read(weight.view(np.int64)[weight != 0])
       if place == skipped:
         continue
-      if place > skipped:  # What a step would see: the mark of another one.
+      if place > skipped:  # A step would see the tag of another step.
         assert not len(read) or np.all(read != expected)
         break
       assert np.all(read == expected)

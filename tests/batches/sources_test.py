@@ -44,7 +44,7 @@ class Records:
 
 
 class Several(Records):
-  """That can also give several at once."""
+  """Records that can also be read several at once."""
 
   def __getitems__(self, indices):
     return [self[i] for i in indices]
@@ -181,7 +181,7 @@ def test_a_cache_of_other_records_is_refused(tmp_path):
   folder, n = str(tmp_path), 50
   of = lambda x: tf.data.Dataset.from_tensor_slices(x)
   cache_lib.Cache(of(np.arange(n)), folder)
-  cache_lib.Cache(of(np.arange(n)).shuffle(n), folder)  # Of which every pass is another.
+  cache_lib.Cache(of(np.arange(n)).shuffle(n), folder)  # Every pass has another order.
   for x in (np.arange(n)[::-1], np.roll(np.arange(n), 1), np.arange(7)):
     with pytest.raises(ValueError, match='first records are others, or in another order'):
       cache_lib.Cache(of(x), folder)

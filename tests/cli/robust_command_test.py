@@ -42,7 +42,7 @@ USED = {
                   'clients-per-round'],
     'compare': ['steps', 'batch-size', 'epsilon', 'delta', 'data', 'vocabulary', 'vocabulary-size',
                 'out', 'methods']}
-EXAMPLES = int(os.environ.get('TFDP_FUZZ', 24))  # Of each; `TFDP_FUZZ=1000` looks for more.
+EXAMPLES = int(os.environ.get('TFDP_FUZZ', 24))  # Examples per test; `TFDP_FUZZ=1000` runs more.
 
 
 def environment(**more):
@@ -88,7 +88,7 @@ def broken(tmp_path_factory):
 def test_nothing_wrong_is_a_traceback_or_leaves_files(command, broken, monkeypatch):
   """One option at least is wrong: the text to train on never is one."""
   monkeypatch.chdir(broken)
-  monkeypatch.setattr(sys, 'stderr', open(os.devnull, 'w', encoding='utf-8'))  # Of argparse.
+  monkeypatch.setattr(sys, 'stderr', open(os.devnull, 'w', encoding='utf-8'))  # Silences argparse.
   before = sorted(broken.rglob('*'))
 
   @hypothesis.settings(max_examples=EXAMPLES, suppress_health_check=list(hypothesis.HealthCheck))

@@ -57,7 +57,7 @@ def batch_of(x, outputs, mask=None, seed=0):
 
 
 def request(clip=0.5, scale=(), ask=contract.Ask()):
-  """Of one sum."""
+  """Returns a request of one sum."""
   return interface.Request((ask,), (contract.Query(scale=scale),), (clip,))
 
 

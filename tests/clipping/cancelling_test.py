@@ -86,7 +86,7 @@ def test_products_in_tf32_are_charged_as_such(monkeypatch):
   assert protocol.eps(tf.float32) == 2**-10 and protocol.eps(tf.float64) == 2**-52
   factor = factors.Outer(tf.ones([1, 2, 3]), tf.constant([[[1.0], [-1.0]]]), (3, 1))
   norm = factor.squared_norm()
-  assert norm.numpy()[0] >= 3 * 2**-22  # What is left of three sums 1 - 1, each in TF32.
+  assert norm.numpy()[0] >= 3 * 2**-22  # Remainder of three sums 1 - 1 in TF32.
   monkeypatch.setattr(
       tf.config.experimental, 'tensor_float_32_execution_enabled', lambda: False)
   assert protocol.eps(tf.float32) == np.finfo(np.float32).eps

@@ -112,7 +112,7 @@ def _function(operation, attribute):
 
 
 def _reached(graph, tensor):
-  """Which of a graph's inputs a tensor is made from."""
+  """Returns the inputs of a graph that a tensor depends on."""
   places = {id(t): i for i, t in enumerate(graph.inputs)}
   reached, todo, seen = set(), [tensor], set()
   while todo:

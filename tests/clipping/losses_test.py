@@ -123,7 +123,7 @@ def test_no_loss_of_keras_lets_an_example_change_another(name):
     return
   if not isinstance(loss, keras.losses.Loss) and name in (
       'dice', 'tversky', 'categorical_generalized_cross_entropy'):
-    return  # Of arguments that `compile` cannot give.
+    return  # They have arguments that `compile` cannot give.
   outputs = SEQUENCES if name.lower() == 'ctc' else PROBABILITIES
   y = _target_of(name, outputs)
   others, odd = outputs.copy(), y.copy()
@@ -165,7 +165,7 @@ def test_losses_that_compare_examples_get_them_one_at_a_time(loss, y):
               tf.function(losses.ExampleLoss(loss), jit_compile=True)):
     try:
       values = run(tf.constant(y), outputs)
-    except ValueError as error:  # Of what mixes the axes no batch of one can be made.
+    except ValueError as error:  # Losses that mix axes have no batch of one.
       assert 'one value per example' in str(error)
       assert getattr(loss, '_fn_kwargs', {}).get('axis', -1) != -1
       continue

@@ -136,7 +136,7 @@ def test_book_keeping(name):
       exact = known and not undefined[i]
       assert_sums(sums[j], totals if exact else sums[j].total, clip, 1)
       open_ended += not known
-  assert open_ended < n  # Of 3 n.
+  assert open_ended < n  # Fewer than a third of the 3 n cases.
   for sums, clip in zip(step(tf.ones([n], tf.bool)), CLIPS):
     for leaf in tf.nest.flatten(sums):
       assert np.all(np.isfinite(leaf)) and np.any(leaf)

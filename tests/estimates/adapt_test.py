@@ -39,12 +39,12 @@ def test_no_record_moves_the_sums_by_more_than_what_is_noised(features):
     distance = np.linalg.norm(sums(other) - sums(empty))
     assert distance <= 1 + 1e-9  # Noise of standard deviation 2 is on both.
     with warnings.catch_warnings():
-      warnings.simplefilter('ignore')  # Of few records the variances are noise.
+      warnings.simplefilter('ignore')  # With few records the variances are noise.
       mean, _ = adapt_lib._moments(other, bound, 2.0, np.random.default_rng(1))
     first = sums(other)[:features] * np.sqrt(2 * features) / 20
     np.testing.assert_allclose(mean, np.clip(first, -1, 1) * bound)
   assert np.linalg.norm(sums(np.full([1, features], 1e9)) - sums(
-      np.zeros([1, features]))) == pytest.approx(1)  # Which is reached.
+      np.zeros([1, features]))) == pytest.approx(1)  # The bound is reached.
 
 
 def test_a_private_normalization():
@@ -87,7 +87,7 @@ def test_a_private_vocabulary():
     assert set(layer.get_vocabulary()) - {'', '[UNK]'} == wanted
     alone = tfdp.Ledger(tuple(e.__class__(e.plan, 1) for e in cost.entries))
     assert cost.epsilon(1e-6) == pytest.approx(alone.epsilon(1e-6 - 1e-9))
-    assert cost.epsilon(1e-9) == float('inf')  # Of delta nothing is left.
+    assert cost.epsilon(1e-9) == float('inf')  # No delta is left.
     assert cost.delta(1.0) == pytest.approx(alone.delta(1.0) + 1e-9)
     assert weight_ledger.Ledger([layer]).runs()
 

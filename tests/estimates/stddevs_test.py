@@ -30,7 +30,7 @@ def test_private_stddevs_are_calibrated_exactly(dimension, rounds, epsilon):
 
 
 def test_printed_noise_is_too_small_for_few_rounds():
-  """T sqrt(ln(T / delta)) / epsilon per round: true epsilons of section 15."""
+  """T sqrt(ln(T / delta)) / epsilon per round, and the true epsilons."""
   for rounds, claimed, true in ((1, 1.0, 1.110), (2, 1.0, 0.735), (2, 10.0, 10.14),
                                 (10, 10.0, 3.63)):
     printed = rounds * math.sqrt(math.log(rounds / 1e-5)) / claimed

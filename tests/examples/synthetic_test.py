@@ -31,7 +31,7 @@ def test_words_have_the_frequencies_of_zipf():
   counts = np.bincount(x.ravel(), minlength=50)
   expected = 20000 / np.arange(1, 51) / np.sum(1 / np.arange(1, 51))
   assert x.dtype == np.int32 and x.shape == (2000, 10) and x.max() < 50
-  assert np.sum((counts - expected)**2 / expected) < 150  # Of 49 degrees of freedom.
+  assert np.sum((counts - expected)**2 / expected) < 150  # Chi-squared with 49 degrees of freedom.
 
 
 def test_seeds_and_arguments():

@@ -16,7 +16,7 @@ import tfdp_adaptive as tfdp
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE, HEAD = ROOT / 'docs' / 'faults.md', '| defect | test |\n|---|---|\n'
 HERE = 'faults/peers_test.py'
-# What another library did -> the test that would fail if this one did it.
+# Defect of another library -> the test that would fail if this library had it.
 DEFECTS = {
     'Chunks of a batch are Poisson samples of their own, accounted for as one':
         f'{HERE}::test_chunks_change_neither_batches_nor_epsilon',

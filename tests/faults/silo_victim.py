@@ -15,7 +15,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import sampling
 
-STEPS = 3  # Of a round.
+STEPS = 3  # Steps per round.
 
 
 def main(record, folder, rounds):

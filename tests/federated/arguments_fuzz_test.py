@@ -15,7 +15,7 @@ from tfdp_adaptive.federated import in_process
 from tfdp_adaptive.federated import run
 
 federated = tfdp.federated
-EXAMPLES = int(os.environ.get('TFDP_FUZZ', 40))  # Of each; `TFDP_FUZZ=1000` looks for more.
+EXAMPLES = int(os.environ.get('TFDP_FUZZ', 40))  # Examples per test; `TFDP_FUZZ=1000` runs more.
 ODD = st.one_of(
     st.sampled_from([
         None, True, False, 0, -1, 1, 2, 1.5, 0.5, -0.5, 1e-30, 1e30, float('nan'), float('inf'),

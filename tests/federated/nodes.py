@@ -18,7 +18,7 @@ USERS = list(regression.make_users().values())
 
 
 def trained(arrays, examples):
-  """What a node that does as it is told has in the end."""
+  """Returns the arrays that an honest node has after its training."""
   delta = regression.delta(np.concatenate([np.ravel(a) for a in arrays]).astype(float), examples)
   return [arrays[0] - delta[:3, None].astype('f'), arrays[1] - delta[3:].astype('f')]
 

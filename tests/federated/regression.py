@@ -38,7 +38,7 @@ def tff_client_optimizer():
 
 
 def of_engine(engine):
-  """What the regression is given as to an engine."""
+  """Returns the arguments that pass the regression to an engine."""
   if engine == 'tff':
     return dict(model_fn=tff_model_fn)
   return dict(model_fn=model_fn, loss=tf.keras.losses.MeanSquaredError())

@@ -85,7 +85,7 @@ def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch
   monkeypatch.setattr(os, 'open', spy)
   with other_umask(0):
     with storage.RunFolder(tmp_path / 'a' / 'run') as folder:
-      left = folder.path / 'state.npz.new'  # Of a run that was killed, by an older version.
+      left = folder.path / 'state.npz.new'  # Left by a killed run of an older version.
       left.write_bytes(b'secret')
       left.chmod(0o666)
       folder.save(TREE, RECORD)

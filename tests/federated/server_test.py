@@ -43,7 +43,7 @@ def add(*answers):
 
 def test_the_clip_norm_follows_the_quantile_of_the_norms():
   server = make_server(quantile_clip=CLIP, noise_multiplier=0.0, steps=60)
-  norms = np.exp(np.random.default_rng(0).normal(size=30))  # Of 30 users, 3 per round expected.
+  norms = np.exp(np.random.default_rng(0).normal(size=30))  # 30 users, 3 expected per round.
   state, clips = server.init(zero_weights()), []
   step = tf.function(server.step, autograph=False)
   for round_ in range(60):

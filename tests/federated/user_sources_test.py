@@ -241,7 +241,7 @@ def test_changed_examples_are_noticed(path, tmp_path):
   connection.close()
   after = identity.of_data(from_sqlite(path))
   assert {name for name in before if before[name] != after[name]} == {'sample'}
-  # What is drawn anew at every call has no digest.
+  # Data that are drawn again at every call have no digest.
   rng = np.random.default_rng(0)
   random = from_sqlite(path, preprocess=lambda columns: rng.normal(size=len(columns['score'])))
   assert identity.of_data(random)['sample'] is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose examples do not depend on others (architecture, 5.14) pass without a difference."""
+"""Accepts models whose examples do not depend on others, and trains them without a difference."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No example may depend on others in training (architecture, 5.14): models that break it.
+"""Refuses models in which an example depends on others in training.
 
-Each is to be refused; `honest_models_test.py` has those that keep to it.
+`honest_models_test.py` has models that must be accepted.
 """
 
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No training step may keep data for later ones (architecture, 5.14)."""
+"""Refuses models that keep data of a training step for later steps."""
 
 import numpy as np
 import pytest

@@ -115,7 +115,7 @@ def test_rows_of_a_batch_are_taken_once_and_in_their_place(user):
   for other in changed(batch):
     refused(model, lambda other=other: model.train_on_batch(*other))
   x, *rest = batch
-  model.train_on_batch(x + 1, *rest)  # What is in a row is the caller's.
+  model.train_on_batch(x + 1, *rest)  # The caller may change the content of rows.
 
 
 def test_the_tags_of_fit_need_nothing_that_a_device_may_lack():
@@ -168,7 +168,7 @@ def test_after_a_refusal_the_same_model_trains(run_eagerly):
   model.compile(tfdp.DPAdam(0.1, plan=plan), loss='mse', metrics=['mae'], run_eagerly=run_eagerly)
   for _ in range(2):
     refused(model, lambda: model.train_on_batch(X[:8], Y[:8]))
-    with pytest.raises((ValueError, *REFUSED)):  # Of Keras: two columns for three.
+    with pytest.raises((ValueError, *REFUSED)):  # Keras' own error: two columns for three.
       model.train_on_batch(X[:8, :2], Y[:8], np.ones(8))
   model.fit(plan.batches((X, Y)), verbose=0)
   assert model.optimizer.steps_done == 6
@@ -215,7 +215,7 @@ def test_own_sampling_is_said_in_the_statement():
   with pytest.raises(ValueError, match='in words'):
     tfdp.DPAdam(0.1, plan=make_plan(), own_sampler=' ')
   model = make_model(own_sampler='Poisson, drawn by our data service')
-  model.train_on_batch(X[:11], Y[:11])  # Of any size.
+  model.train_on_batch(X[:11], Y[:11])  # Any size is accepted.
   assert model.optimizer.steps_done == 1
   text = model.optimizer.statement()
   assert 'NOT DRAWN BY THE PLAN' in text and "'Poisson, drawn by our data service'" in text
@@ -238,7 +238,7 @@ def test_fixed_sizes_are_kept_with_weights_too():
 @pytest.mark.pitfall(
     'Several steps per execution run more steps than `fit` counted.',
     severity='critical', stops='the step counts itself and checks the tag of every batch')
-@pytest.mark.parametrize('several', [2, 4])  # Of six steps: all, and not all, in whole executions.
+@pytest.mark.parametrize('several', [2, 4])  # 2 divides the six steps, 4 does not.
 def test_several_steps_per_execution(several):
   plan = make_plan(sampling=tfdp.sampling.FixedOrder())
   model = make_model(plan)

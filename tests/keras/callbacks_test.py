@@ -65,7 +65,7 @@ def test_reports_stops_and_draws_in_one_training(tmp_path):
   seen = []
   path = str(tmp_path / 'best.keras')
   with warnings.catch_warnings():
-    warnings.simplefilter('ignore', tfdp.Caution)  # Of what decides by the loss.
+    warnings.simplefilter('ignore', tfdp.Caution)  # Some callbacks decide by the loss.
     history = fit(trained, [
         tfdp.callbacks.PrivacyReport(),
         tfdp.callbacks.TensorBoardHistograms(tmp_path / 'board'),

@@ -76,7 +76,7 @@ def test_adapters_and_fewer_bits_keep_what_was_spent(steps, tmp_path):
       model.save(tmp_path / 'm.keras')
       model = keras.models.load_model(tmp_path / 'm.keras')
   assert model.ledger.epsilon() == pytest.approx(plan.epsilon())
-  if 'quantize' not in steps:  # What has few bits is not trained.
+  if 'quantize' not in steps:  # Quantized weights do not train.
     assert trained(plan, model).ledger.epsilon() == pytest.approx(both(plan))
 
 
@@ -253,7 +253,7 @@ def test_checkpoints_of_the_model_carry_it(tmp_path):
   private.optimizer.build(private.trainable_variables)
   private.optimizer.run.state[1].noise.row.assign(3)
   assert [entry.steps for entry in private.ledger.entries] == [2, 3]
-  tf.train.Checkpoint(private).write(path)  # That run, too, is told of twice, and counted once.
+  tf.train.Checkpoint(private).write(path)  # That run is reported twice, and counted once.
   for compiled_first in (True, False):
     resumed = tfdp.make_private(plain())
     for compiles in (compiled_first, not compiled_first):

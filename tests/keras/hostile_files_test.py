@@ -16,7 +16,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive.keras import weight_ledger
 
 keras = compat.keras
-TRIES = int(os.environ.get('TFDP_FUZZ', 6))  # Of each; `TFDP_FUZZ=200` looks for more.
+TRIES = int(os.environ.get('TFDP_FUZZ', 6))  # Tries per file; `TFDP_FUZZ=200` runs more.
 RUNS_CODE = {'eval', 'exec', 'execfile', '__import__'}
 PICKLES = {'pickle', 'cPickle', 'marshal', 'shelve', 'dill', 'cloudpickle', 'joblib'}
 

@@ -206,7 +206,7 @@ class World:
 
   def mix(self, model):
     """Parts of two models."""
-    part = lambda one: keras.Sequential([layers.Input([2]), one.layers[0]])  # Of equal names.
+    part = lambda one: keras.Sequential([layers.Input([2]), one.layers[0]])  # Equal names.
     self.add(keras.Sequential([layers.Input([2]), part(self.models[0]), part(model)]))
 
   def do(self, action, place):
@@ -276,7 +276,7 @@ def test_no_way_around_the_ledger_in_many_sequences(count, step):
   check_random(count, step)
 
 
-# What random sequences may miss: epsilon of the last model is as large as the reference's.
+# Sequences that random ones may miss. The last model's epsilon is as large as the reference's.
 SEQUENCES = {
     'frozen base': f'{BEGIN} freeze wrap make_private compile_other fit',
     'two optimizers': f'{BEGIN} compile_other train compile fit',

@@ -133,7 +133,7 @@ def test_frozen_layers_and_scalars_beside_a_convolution(name):
       keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(2)])
   model.compile(getattr(tfdp, name)(
       0.05, l2_norm_clip=1.0, noise_multiplier=0.3, batch_size=B,
-      **({} if name == 'DPMuon' else RULES[name])),  # Whose edge drops what is mostly noise.
+      **({} if name == 'DPMuon' else RULES[name])),  # DP-Muon's edge drops mostly noise.
                 keras.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
   start = trained(model, 0)
   moved = [np.abs(a - b).max() for a, b in zip(start, trained(model, 2))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that would train without the privacy it claims raises first (architecture, 5.1)."""
+"""Everything that would train without the privacy it claims raises first."""
 
 import numpy as np
 import pytest
@@ -332,6 +332,30 @@ def test_losses_added_in_call_are_found(always):
       tfdp.validate_model(_model(*hidden))
     with pytest.raises(tfdp.PrivacyError, match='add_loss'):
       _compiled(*hidden).fit(X, Y, batch_size=8, verbose=0)
+
+
+@pytest.mark.skipif(compat.KERAS_3, reason='Keras 3 has no losses of functional models')
+def test_no_loss_of_a_functional_model_is_dropped():
+  inputs = layers.Input((3,))
+  model = keras.Model(inputs, layers.Dense(1)(inputs))
+  model.add_loss(tf.reduce_sum(inputs))
+  with pytest.raises(tfdp.PrivacyError, match='add_loss'):
+    tfdp.make_private(model)
+  for kind in (keras.Sequential, keras.Model):
+    weights = []
+    for private in (False, True):
+      dense = layers.Dense(1, kernel_initializer='ones')
+      inputs = layers.Input((3,))
+      model = (keras.Sequential([inputs, dense]) if kind is keras.Sequential
+               else keras.Model(inputs, dense(inputs)))
+      model.add_loss(lambda: tf.reduce_sum(tf.square(dense.kernel)))
+      model = tfdp.make_private(model) if private else model
+      model.compile(_optimizer(l2_norm_clip=1e6, noise_multiplier=0.0, learning_rate=0.1)
+                    if private else keras.optimizers.Adam(0.1), 'mse')
+      history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
+      weights.append([*model.get_weights(), *history['loss']])
+    for ours, plain in zip(*weights):
+      np.testing.assert_allclose(ours, plain, rtol=1e-4)
 
 
 @pytest.mark.pitfall(

@@ -13,7 +13,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.examples import white_box
 
-EXAMPLES = int(os.environ.get('TFDP_FUZZ', 12))  # Of each; `TFDP_FUZZ=1000` looks for more.
+EXAMPLES = int(os.environ.get('TFDP_FUZZ', 12))  # Examples per test; `TFDP_FUZZ=1000` runs more.
 ODD = st.one_of(
     st.sampled_from([
         None, True, False, 0, -1, 1, 2, 1.5, 0.5, -0.5, 1e-30, 1e30, float('nan'), float('inf'),

@@ -151,7 +151,7 @@ def test_an_eager_run_examines_the_model_once_per_size(monkeypatch):
       validation, 'validate_model', lambda *args: seen.append(args[1:]) or validate(*args))
   plan = make_plan()
   model = make_model(plan, run_eagerly=True)
-  seen.clear()  # Of `make_private`.
+  seen.clear()  # `make_private` filled it.
   model.fit(plan.batches((X, Y)), verbose=0)
   sizes = {tf.nest.flatten(batch)[-1].shape[0] for batch in plan.batches((X, Y))}
   assert len(seen) == len(sizes) < plan.steps / 2

@@ -78,11 +78,11 @@ NONE = [4, 2**63 - 1, -2**63]
     ([NONE, NONE], True, True),
     ([[4, 0, 0], [4, 0, 0]], False, False),  # Everybody has the same rows.
     ([[4, TAG, TAG], [4, TAG, TAG]], False, False),
-    ([[4, TAG, TAG], [4, 2 * TAG + 4, 2 * TAG + 4]], False, False),  # Of two draws.
+    ([[4, TAG, TAG], [4, 2 * TAG + 4, 2 * TAG + 4]], False, False),  # Two different draws.
     ([[4, 4, 4], [4, 0, 0]], False, False),  # Exchanged.
     ([[4, 1, 1], [4, 5, 5]], False, False),  # The first is left out.
     ([[4, 0, 1], [4, 4, 4]], False, False),  # Moved within.
-    ([[4, 77, 77], [4, 81, 81]], False, False),  # Of another step.
+    ([[4, 77, 77], [4, 81, 81]], False, False),  # Another step.
 ])
 def test_rows_are_those_of_their_replica(counted, several, alone):
   counted = tf.constant(counted, tf.int64)
@@ -149,8 +149,8 @@ def test_a_shard_of_a_worker_is_refused(monkeypatch):
   data = tf.data.Dataset.from_tensor_slices((np.zeros([40, 3], 'f'), np.zeros([40, 1], 'f')))
   options = tf.data.Options()
   options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-  shard = data.with_options(options).prefetch(1)  # What `prepare_dataset_shard` returns.
-  PLAN.batches(shard)  # Of a single process, it is all there is.
+  shard = data.with_options(options).prefetch(1)  # As `prepare_dataset_shard` does.
+  PLAN.batches(shard)  # A single process has all of the data.
   monkeypatch.setenv('TF_CONFIG', '{"cluster": {"worker": ["a:1", "b:1"]}, '
                      '"task": {"type": "worker", "index": 0}}')
   PLAN.batches(data)

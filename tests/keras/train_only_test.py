@@ -92,7 +92,7 @@ def test_a_function_chooses_and_a_second_choice_is_of_all_weights():
   assert len(model.trainable_variables) == 1
   assert len(tfdp.train_only(model, lambda v: True)) == len(model.trainable_variables) == 6
   model.layers[0].trainable = False
-  assert len(tfdp.train_only(model, 'bias')) == 3  # What is frozen stays so.
+  assert len(tfdp.train_only(model, 'bias')) == 3  # Frozen variables stay frozen.
 
 
 def test_plain_models_may_be_given_before_they_are_private():

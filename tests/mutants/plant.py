@@ -121,13 +121,13 @@ def tried(mutants, jobs):
         free.append(one.folder)
         yield one.mutant, ended, time.monotonic() - one.began, one.log.read_text(errors='replace')
     finally:
-      for child in running:  # Of a run that is broken off.
+      for child in running:  # Children of an interrupted run.
         with contextlib.suppress(ProcessLookupError):
           os.killpg(child, signal.SIGKILL)
     yield None, *_without(free[0], temporary)
 
 
-_FAILED = {}  # What failed with a bug; filled by `main`, tried again at the end.
+_FAILED = {}  # Tests that failed with a bug; filled by `main`, tried again at the end.
 
 
 def _without(folder, temporary):

@@ -119,7 +119,7 @@ def test_types_have_streams_of_their_own():
   single, double = map(radius, streams.vectors(keys.from_seed(2), flat))
   shared = radius(streams.vectors(keys.from_seed(2), flat[:1])[0])
   doubled = radius(streams.vectors(keys.from_seed(2), flat[1:])[0])
-  # Of one key, float64 would read in pairs the words that float32 reads one by one.
+  # With one key, float64 would read in pairs the words that float32 reads one by one.
   np.testing.assert_allclose(doubled[:250], shared[1::2], atol=1e-3)
   for words in (single[1::2], single[::2], single[:250], single[250:]):
     assert stats.pearsonr(words, double[:250]).pvalue > 1e-3

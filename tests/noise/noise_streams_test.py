@@ -61,7 +61,7 @@ def test_rows_are_the_noising_matrix_times_z(name, how, monkeypatch):
   rows, variances, _ = run(make(name), SPECS, STEPS, wrap=wrap)
   expected = oracle.rows(oracle.MECHANISMS[name], oracle.row_keys(SEED, STEPS), SPECS)
   np.testing.assert_allclose(rows, expected, atol=1e-5 if how in ('passes', 'xla') else 3e-6)
-  # What the rules are told of the variance is the squared norm of the row.
+  # The variance reported to the rules is the squared norm of the row.
   matrix = np.stack([np.ravel(row) for row in _noising(oracle.MECHANISMS[name])])
   np.testing.assert_allclose(variances, np.sum(matrix**2, axis=1), rtol=1e-6)
 
@@ -110,7 +110,7 @@ def test_empirical_covariance_is_that_of_the_noising_matrix_and_no_other(name):
   wrong = {'scale': 1.1 * matrix}
   if name not in ('independent', 'one_band'):
     wrong['uncorrelated'] = np.diag(np.linalg.norm(matrix, axis=1))
-    # Of a strategy with a unit diagonal rather than unit columns.
+    # A strategy with a unit diagonal rather than unit columns.
     wrong['unnormalised'] = matrix / matrix[0, np.argmax(np.abs(matrix[0]))]
     if matrix.shape[1] == STEPS and name not in ('tree', 'tree_naive', 'tree_restarted'):
       wrong['transposed'] = matrix[:, :steps].T

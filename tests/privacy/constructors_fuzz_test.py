@@ -15,7 +15,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.advice import plans as plans_lib
 
-EXAMPLES = int(os.environ.get('TFDP_FUZZ', 120))  # Of each; `TFDP_FUZZ=1000` looks for more.
+EXAMPLES = int(os.environ.get('TFDP_FUZZ', 120))  # Examples per test; `TFDP_FUZZ=1000` runs more.
 ODD = st.one_of(
     st.sampled_from([
         None, True, False, 0, -1, 1, 2, 1.5, 0.5, -0.5, 1e-30, 1e30, float('nan'), float('inf'),
@@ -32,7 +32,7 @@ PLAN = dict(batch_size=10, steps=20, l2_norm_clip=1.0, noise_multiplier=1.0, tar
             population_size=100, population_is_public=True, unit='example', adjacency='zero_out',
             sampling=sampling.Poisson(), min_sep=None, max_participations=None,
             mechanism=mechanisms.IndependentGaussian(), extra_releases=(), seed=None, search=None)
-# Of a constructor: arguments that are right, any of which is then replaced by something odd.
+# Constructors with valid arguments. Tests replace any of these by odd values.
 CONSTRUCTORS = {
     'PrivacyPlan': (tfdp.PrivacyPlan, PLAN),
     'Poisson': (sampling.Poisson, dict(sampling_probability=.1)),

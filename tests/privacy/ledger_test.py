@@ -90,7 +90,7 @@ def test_runs_that_share_their_bins_cost_what_they_cost(scheme, noise):
 
 def test_runs_share_bins_only_if_their_batches_may_be_the_same():
   plan = make_plan(population_size=200, steps=8, sampling=sampling.BallsInBins(cycle=4))
-  longer = dataclasses.replace(plan, steps=12)  # Whose steps refuse the batches of `plan`.
+  longer = dataclasses.replace(plan, steps=12)  # Its steps refuse the batches of `plan`.
   own = cost.epsilon(dp_accounting.ComposedDpEvent((plan.event(), longer.event())), 1e-5)
   assert (plan + longer).epsilon() == own < (plan + plan).epsilon()
   fixed = dataclasses.replace(plan, sampling=sampling.FixedOrder())

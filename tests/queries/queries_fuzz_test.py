@@ -13,7 +13,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import queries
 
-EXAMPLES = int(os.environ.get('TFDP_FUZZ', 25))  # Of each; `TFDP_FUZZ=1000` looks for more.
+EXAMPLES = int(os.environ.get('TFDP_FUZZ', 25))  # Examples per test; `TFDP_FUZZ=1000` runs more.
 SPECS = [tf.TensorSpec([3], tf.float32)]
 ODD = st.one_of(
     st.sampled_from([

@@ -145,7 +145,7 @@ def test_rules_that_need_independent_noise_say_so():
   assert not rules.dp_adam_bc().independent_noise
 
 
-# What rules say about settings.
+# Cautions of rules about settings.
 
 
 @pytest.mark.parametrize('rule, clip, std, messages', [
@@ -187,7 +187,7 @@ def test_normalizer_keeps_its_digits_near_one():
 
 @pytest.mark.parametrize('steps, expected', [(1, 0.6827), (2, 0.632), (10, 0.555)])
 def test_negative_fraction_of_pure_noise(steps, expected):
-  """Section 3: a coordinate without gradient; P(chi^2_1 < 1) at the first step."""
+  """A coordinate without gradient; P(chi^2_1 < 1) at the first step."""
   rng = np.random.default_rng(0)
   rule = rules.dp_adam_bc(beta_2=0.999)
   spec = (tf.TensorSpec([100000], tf.float64),)

@@ -134,7 +134,7 @@ def formula(base, names, inverse, p, z):
       drawn = STD * np.sqrt(count) * rows[t, 5:5 + count]
       estimate = 0.5 + (np.sum(np.where(norms <= clips, 0.5, -0.5), 0) + drawn) / B
     if follow == 'slack':
-      unit = clips / zeta  # Of the two numbers of each, the first moves the clip norm.
+      unit = clips / zeta  # The first of two numbers each moves the clip norm.
       slack = np.clip(np.sqrt(2) * (1 - 1e-6) * np.maximum(1 - norms / clips, 0), 0, 2**-0.5)
       drawn = SIGMA * rows[t, 5:5 + 2 * count:2] / unit
       estimate = np.sqrt(2) * (np.sum(slack, 0) + drawn) / B

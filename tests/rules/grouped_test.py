@@ -107,7 +107,7 @@ def test_groups_are_a_box_and_scales_an_ellipsoid():
 
   They agree where nobody is clipped, or where all scaled parts are equally long.
   """
-  norms = np.array([0.6, 0.8])  # Of length one: s_k = 1 / C_k at an l2_norm_clip of one.
+  norms = np.array([0.6, 0.8])  # Length one, so s_k = 1 / C_k at an l2_norm_clip of one.
   rule = rules.grouped(rules.dp_sgd(), (0, 1), 'equal', norms)
   query = query_of(rule)
   np.testing.assert_allclose(query.groups.scale, np.sqrt(0.5) / norms)

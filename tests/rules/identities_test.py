@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits in which one algorithm is another (algorithms.md, section 19, in its order)."""
+"""Checks the limits in which one algorithm equals another."""
 
 import dataclasses
 

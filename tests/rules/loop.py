@@ -27,7 +27,7 @@ def split(vector, dtype=tf.float64):
 
 
 def split_factors(records, dtype=tf.float64):
-  """Of gradients [n, 5]: the [1, 3] matrix is 1 times what comes back."""
+  """Factors of gradients [n, 5]; the [1, 3] matrix has a left factor of one."""
   errors = records[:, 2:]
   return ((tf.constant(np.mean(records[:, :2]**2, 0), dtype),),
           (tf.ones([1, 1], dtype), tf.constant(errors.T @ errors / len(errors), dtype)))
@@ -47,7 +47,7 @@ class Problem:
   rate: float = 0.1
   adjacency: str = 'zero_out'
   sizes: tuple = (3, 4, 5, 0, 4, 5, 3)
-  row_norms: tuple = ()  # Of C^-1; the rows given as noise have them already.
+  row_norms: tuple = ()  # Row norms of C^-1; the noise that is passed in has them already.
   seed: int = 0
 
   def __post_init__(self):

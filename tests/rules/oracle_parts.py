@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the formulas share: clipping, noised means and the loop over steps, on one flat vector.
+"""Parts shared by the oracles: clipping, noised means and the loop over steps, on one flat vector.
 
-The files named `oracles_...` have every algorithm once more, each a function
-`problem -> [T + 1, 5] iterates`. Nothing is shared with the library, and little between the
-algorithms.
+The files `oracles_...` implement every algorithm a second time, each as a function
+`problem -> [T + 1, 5] iterates`. They share nothing with the library, and little with each
+other.
 """
 
 from typing import Any, Callable, NamedTuple
@@ -17,7 +17,7 @@ class Case(NamedTuple):
   name: str
   rule: Callable[[], Any]
   oracle: Callable[..., Any]  # problem -> iterates
-  setting: dict = {}  # Of the problem.
+  setting: dict = {}  # Arguments of the problem.
   tolerance: float = 1e-8
   noticed: float = 0.01  # Relative change of the noise that changes iterates; signs need more.
 

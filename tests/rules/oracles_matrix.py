@@ -47,7 +47,7 @@ def kronecker(rotated, b1, b2, floor, eps, every, shapes=((2,), (1, 3))):
   class Leaf:
     def __init__(self, shape):
       self.gs, self.squares, self.moments = [], [], [[], []]
-      self.s = np.ones(shape)  # Of a vector.
+      self.s = np.ones(shape)  # Scale of a vector.
       self.sides = [np.eye(size) for size in shape]  # A and G.
       self.bases = [np.eye(size) for size in shape]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes around a rule, or shares one release between two, once more in plain NumPy."""
+"""Oracles in plain NumPy of wrappers of rules, and of two rules that share one release."""
 
 import numpy as np
 import oracle_parts as parts

@@ -82,7 +82,7 @@ class AllocationDpEvent(dp_accounting.DpEvent):
 
   @property
   def largest_shift(self) -> float:
-    """Of all bins."""
+    """The shift of the largest bin, in standard deviations."""
     return max(size for count, size in self.bins if count) / self.noise_multiplier
 
   @property

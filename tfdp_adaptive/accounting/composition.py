@@ -111,7 +111,7 @@ class Composition:
     return self._least(lambda theta, log_moment: (log_moment - log_delta) / theta)
 
   def chernoff_log_delta(self, epsilon: float) -> Tuple[float, float]:
-    """Returns the same for `(theta, log(delta))`."""
+    """Returns `(theta, log(delta))` of the best moment bound."""
     theta, value = self._least(lambda theta, log_moment: log_moment - theta * epsilon)
     return theta, float(np.logaddexp(value, math.log(self._beyond)))
 

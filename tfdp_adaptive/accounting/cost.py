@@ -79,7 +79,7 @@ def noise_stddev(plan: terms_lib.Terms) -> float:
 def sensitivity(
     mechanism: mechanisms.Mechanism, min_sep: int, max_participations: int,
     fixed_order: bool = False) -> float:
-  """Returns the sensitivity of C as it runs, in either precision."""
+  """Returns the larger sensitivity of C, rounded to float64 or to float32 as it runs."""
   return max(
       mechanism.rounded(dtype).sensitivity(
           min_sep=min_sep, max_participations=max_participations, fixed_order=fixed_order)
@@ -105,15 +105,14 @@ def event(
     steps: The number of steps.
     noise_multiplier: The plan's by default.
     neighbors: The adjacency of the ledger, if it differs from the plan's.
-    composed: Whether it is one of several: bounds from draws do not compose with anything,
-      and a bound without them takes their place.
-    shared: Whether another run may have had the same bins or gaps: two fits of one data
-      set, or steps that were taken back. What is drawn once a run then amplifies nothing.
-
-    same_batches: Whether another run of the ledger took steps on the same batches: one sample
+    composed: Whether the event is composed with others. Bounds from draws do not compose, so a
+      bound without draws replaces them.
+    shared: Whether another run may have had the same bins or gaps, by two fits of one data set or
+      by undone steps. Draws that are made once per run then amplify nothing.
+    same_batches: Whether another run of the ledger took steps on the same batches. One sample
       cannot hide a record from both, so no amplification is claimed.
 
-  Of a plan that is searched with, that of the whole search, from its first step on.
+  For a plan of a search, returns the event of the whole search, from its first step on.
   """
   search = getattr(plan, 'search', None)
   if search is None:

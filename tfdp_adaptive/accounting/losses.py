@@ -24,7 +24,7 @@ from tfdp_adaptive.accounting import user_examples
 
 _RELATION = dp_accounting.NeighboringRelation
 _CELL, _ROUGH_CELL = 0.002, 0.02  # Width of z of which the mass is divided between two losses.
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)  # They integrate a density to 1e-15.
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(4)  # Quadrature of a density to 1e-15.
 _NO_PRIVACY = 1e6  # A loss of one step from which on no bound is worth its cost.
 FAR = 600.0  # -log of the mass that the first bounds leave out.
 _REACHES = (40.0, 80.0, 160.0, 320.0)  # Reaches for which distributions are computed once.
@@ -156,8 +156,8 @@ def directions(
     neighbors: dp_accounting.NeighboringRelation) -> Optional[List[Steps]]:
   """Returns the `(Mixture, count)` pairs to account for in each direction, or None.
 
-  None stands for events with no bound that is worth anything. Raises ValueError for events that are
-  not (sampled, truncated) Gaussians.
+  Returns None for events without a useful bound. Raises ValueError for events that are not
+  (sampled, truncated) Gaussians.
   """
   parts = list(events.composed(dp_event))
   if any(_without_noise(event) for event, _ in parts):
@@ -212,7 +212,7 @@ def _truncated(event: dp_accounting.DpEvent, kind: str) -> Mixture:
 
 
 def _merged(steps: Steps) -> Steps:
-  """Merges equal steps, and all whole Gaussians of one kind into one."""
+  """Merges equal steps, and all Gaussians without sampling of one kind into one."""
   counts: Dict[Mixture, int] = {}
   squares: Dict[str, float] = {}
   for mixture, count in steps:

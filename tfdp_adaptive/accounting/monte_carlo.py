@@ -161,8 +161,8 @@ def epsilon(event: MonteCarloDpEvent, target_delta: float, most: float) -> float
 
   Args:
     event: The event to draw from.
-    target_delta: See above.
-    most: Epsilon of `event.bound`, which is returned where draws prove no less.
+    target_delta: The delta of the epsilon.
+    most: Epsilon of `event.bound`, which is returned if the draws prove no smaller one.
   """
   gap = lambda value: _bounded(event, value, 'search', event.draws) - target_delta
   if most == math.inf or gap(most) > 0:
@@ -184,9 +184,9 @@ def calibrate(
   Args:
     event_of: `noise_multiplier -> MonteCarloDpEvent`.
     epsilon_of: `event -> epsilon` at `target_delta`, of the event or its bound.
-    target_epsilon: Never exceeded.
-    target_delta: See above.
-    whole: The noise multiplier that keeps to it by the bounds of events alone.
+    target_epsilon: The target, which is never exceeded.
+    target_delta: The delta of the target.
+    whole: The noise multiplier that meets the target by `event.bound`, without draws.
   """
   def gap(log_sigma: float) -> float:
     event = event_of(math.exp(log_sigma))

@@ -15,7 +15,7 @@ from tfdp_adaptive import terms as terms_lib
 
 
 class Seed(Protocol):
-  """What schemes need of `batches.sampling_seed.SamplingSeed`."""
+  """The part of `batches.sampling_seed.SamplingSeed` that schemes use."""
 
   in_file: bool
 

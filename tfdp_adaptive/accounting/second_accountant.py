@@ -45,7 +45,7 @@ class SecretBins(dp_accounting.DpEvent):
 
   @property
   def noise_multiplier(self) -> float:
-    """Of the largest shift."""
+    """The noise multiplier of the largest shift."""
     return 1 / max(shift for count, shift in self.shifts if count)
 
   def ratios(self) -> Tuple[np.ndarray, np.ndarray]:

@@ -42,7 +42,7 @@ class UserExamplesDpEvent(dp_accounting.DpEvent):
 
   @property
   def largest_shift(self) -> float:
-    """Of all numbers of examples that are ever taken together."""
+    """The shift by the most examples of a user in one step (mass above it: 1e-30)."""
     return float(stats.binom.isf(
         1e-30, self.examples_per_user, self.sampling_probability)) / self.noise_multiplier
 
@@ -54,19 +54,18 @@ class UserExamplesDpEvent(dp_accounting.DpEvent):
 
 @dataclasses.dataclass(frozen=True)
 class PoissonExamples(poisson.Poisson):
-  """Examples are sampled and clipped one by one, and the guarantee is for their users.
+  """Samples and clips single examples, with a guarantee for their users.
 
-  For a plan with `unit='user'`; `batch_size` and `population_size` count examples. The guarantee
-  holds for everything that one user gave, of which at most `examples_per_user` examples are ever
-  used. It needs less noise than sampling whole users where a user's examples are alike; users
-  are better sampled whole (`Poisson`) where their examples point in different directions.
+  Use it in a plan with `unit='user'`. `batch_size` and `population_size` count examples. The
+  guarantee holds for all data of one user, of which at most `examples_per_user` examples are ever
+  used. It needs less noise than sampling whole users if the examples of a user are alike. If they
+  point in different directions, sample whole users (`Poisson`).
 
   Attributes:
-    examples_per_user: m, the most examples of a user that can take part in a step. Of a user with
-      more, m are drawn from the user's own when batches are made, and drawn again when a run is
-      resumed. Where examples have several owners
-      (`plan.batches(data, users=ids)` with [n, owners] ids), examples are left out until no
-      user owns more; who owns what is then taken as public.
+    examples_per_user: m, the most examples of a user that can take part in a step. If a user has
+      more, m of them are drawn when batches are made, and drawn again when a run is resumed. If
+      examples have several owners (`plan.batches(data, users=ids)` with [n, owners] ids), examples
+      are left out until no user owns more. Who owns which example is then taken as public.
   """
 
   adjacencies: ClassVar[Tuple[str, ...]] = ('add_remove', 'zero_out')

@@ -9,7 +9,7 @@ from tfdp_adaptive import privacy
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _BUFFERS = 5
-_WORTH = 0.99  # More memory is worth it only for at most this much of the error.
+_WORTH = 0.99  # More memory must lower the error to at most this fraction.
 ERRORS = {'mean': 'rmse', 'max': 'max_error', 'last': 'last_error'}
 
 

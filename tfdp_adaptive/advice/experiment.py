@@ -46,7 +46,7 @@ ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
 _MEASURED = 512  # Examples whose gradients have their norms taken.
-SCALE_EPSILON = .03  # Over the root mean square of a gradient's coordinates.
+SCALE_EPSILON = .03  # In units of the root mean square of a gradient's coordinates.
 _PLAIN = 'DPSGD'
 
 
@@ -113,7 +113,7 @@ class Experiment:
 
   @property
   def starts(self) -> List[str]:
-    """What training may start from, the likely best first."""
+    """The possible start weights of a training, the likely best first."""
     last = outputs_lib.last_dense(self.trial.model)
     has_front = self._layers[1:] and self._layers[-1] is last and any(
         layer.trainable_variables for layer in self._layers[:-1])
@@ -184,7 +184,7 @@ class Experiment:
     return float(np.median(norms)) or float(norms.max()) or 1.0
 
   def base(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
-    """Returns the clip norm of `clip=1`."""
+    """Returns the clip norm that a setting with `clip=1` stands for."""
     if setting.optimizer == 'DPAdamSTP':  # The geometric mean of what examples may need.
       return math.sqrt(self.part(setting.start).size) * self.plans[0].batch_size**.25
     return self._own_norm(setting, fold)
@@ -279,7 +279,8 @@ class Experiment:
   def _looked(self, kind: str, fold: int, weights: Tree) -> settings_lib.One:
     """Returns what some weights come to on a fold."""
     x, rows = self.inputs(kind, settings_lib.GIVEN, fold), self._parts[fold]
-    outputs, losses = self.trial.judge(*trial_lib.rows_of((x, self.y), rows), weights)
+    x, y = trial_lib.rows_of((x, self.y), rows)
+    outputs, losses = self.trial.judge(x, y, weights)
     return losses, self.judge(outputs, _part(self.y, rows)), outputs
 
   def train(self, setting: settings_lib.Setting, fold: int, seed: int, noise: float = 1.0

@@ -28,7 +28,7 @@ def made(origin: recommendation.Origin, search: search_lib.Search
   if alone:
     rows[_ALONE] = experiment.alone[alone].shifted(-experiment.gained(alone) / 3)
   winner = _best(rows)
-  first = next(iter(finals), None) if alone else None  # Nothing private without this comparison.
+  first = next(iter(finals), None) if alone else None  # Private ones are compared with it.
   if first is None:
     reason = ('The public examples alone, or private training, could not be tried in time: give '
               'more `seconds`.')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `tfdp.recommend` returns: a table, and all that is needed to train."""
+"""The result of `tfdp.recommend`: a table, and everything needed to train."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Row(NamedTuple):
 
 
 class Origin(NamedTuple):
-  """What a recommendation was made of.
+  """The data and settings that a recommendation was made from.
 
   Attributes:
     model: The user's model.
     loss: The loss of examples.
     x, y: PUBLIC examples.
-    layers: The layers of the model, one after the other; () if it is no chain.
+    layers: The layers of the model, one after the other; () if they do not form a chain.
     front: The number of frozen layers in front of the scales.
     inputs: The public scales.
     weights: Values of the trainable variables that were trained on the public examples, or ().

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Set
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ _LEAST_STEPS = 64  # Steps on the public examples alone before time may end them
 _KEPT = 3  # Inputs and starts that are searched closely.
 _SEARCHED = 0, 1  # Folds of the search; all folds judge what it finds.
 _AGAIN = 1, 2  # Seeds of the last judgement.
-_TRAININGS = 60  # About so many are wanted.
+_TRAININGS = 60  # Approximate number of trainings of a search.
 _SLOWEST = 64  # The most steps of a plan that one step of a trial stands for.
 _ALONE, _SEARCH, _END = .35, .7, .92  # Shares of the time at which parts end.
 
@@ -47,7 +47,7 @@ class Search:
       self, experiment: experiment_lib.Experiment, clock: settings_lib.Clock) -> None:
     self.experiment, self._clock = experiment, clock
     self.folds: Sequence[int] = _SEARCHED[:1]
-    self._clean: Dict[settings_lib.Setting, Dict[int, np.ndarray]] = {}  # By fold.
+    self._clean: Dict[settings_lib.Setting, Dict[int, np.ndarray]] = {}  # Clean losses by fold.
 
   def public_alone(self) -> None:
     """Finds how to train on the public examples alone, for all kinds of inputs."""
@@ -127,11 +127,11 @@ class Search:
   def judged(self) -> Dict[settings_lib.Setting, Final]:
     """Returns the estimates of the best settings, the best one first.
 
-    Let N private examples without noise gain G over the A of n public ones, see `experiment`, and
-    q be the loss of a setting without noise, Q the least one. There are two estimates of G: the law
-    of L + a / n gives 4 / 3 (h - f) (1 - n / N), and what is charged A - Q; G is their mean. From
-    public weights training gains G (h - q) / (h - Q), from others G - (q - Q). The noise costs
-    what it costs here.
+    Let A be the loss of n public examples (`experiment` defines A, h and f), and G the gain of N
+    private examples without noise over A. Let q be the loss of a setting without noise, and Q the
+    smallest q. G is the mean of two estimates: 4 / 3 (h - f) (1 - n / N), if losses fall as
+    L + a / n, and A - Q, from the charged losses. Training from public weights gains
+    G (h - q) / (h - Q), other training G - (q - Q). The cost of noise is the one measured here.
     """
     experiment, found = self.experiment, {}
     cleans = {one: float(np.mean(np.concatenate([*clean.values()])))
@@ -210,8 +210,10 @@ class Search:
 
   def _alike(self, settings: Sequence[settings_lib.Setting]) -> List[settings_lib.Setting]:
     """Returns the first setting of each kind of inputs and start."""
-    seen: Set[Any] = set()
-    return [one for one in settings if not (one[:2] in seen or seen.add(one[:2]))]
+    first: Dict[Any, settings_lib.Setting] = {}
+    for one in settings:
+      first.setdefault(one[:2], one)
+    return list(first.values())
 
   def ranked(self, folds: Sequence[int] = (), **alike: str) -> List[settings_lib.Setting]:
     """Returns the settings with these values that the folds have judged, the best one first."""

@@ -20,7 +20,7 @@ Key = Tuple[int, int]  # Fold and seed of a training.
 One = Tuple[np.ndarray, float, Tree]  # Losses, metric and outputs of judged examples.
 _Method = TypeVar('_Method', bound=Callable[..., object])
 now = time.monotonic  # Seconds.
-_HUGE = 1e6  # In place of a loss that is not finite.
+_HUGE = 1e6  # Value for losses that are not finite.
 _CLEAR = 1.65  # Standard errors of a clear difference.
 
 
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-  """What trainings came to, by fold and seed.
+  """Results of trainings, by fold and seed.
 
   Attributes:
     losses: [n] losses of the judged examples.
@@ -77,9 +77,9 @@ class Judged:
 
   def only(self, seeds: Collection[int], folds: Collection[int]) -> Judged:
     """Returns the judgement by trainings with these seeds, on these folds."""
-    return Judged(*(
-        {key: value for key, value in values.items() if key[0] in folds and key[1] in seeds}
-        for values in (self.losses, self.metrics, self.outputs)))
+    kept = [key for key in self.losses if key[0] in folds and key[1] in seeds]
+    return Judged(*({key: values[key] for key in kept}  # type: ignore[arg-type]
+                    for values in (self.losses, self.metrics, self.outputs)))
 
   def of(self, fold: int) -> One:
     """Returns means over the trainings of a fold, and outputs of one of them."""

@@ -143,8 +143,8 @@ class Trial:
     numbers = [tf.constant(value, tf.float32) for value in (
         course.rates[state.step:until], course.clip, share, course.momentum, decay)]
     run = self._function(course, x, y, state)
-    return State(*run(x, y, drawn, np.resize(rows, _FACTORS), numbers, not state.step, state[:4]),
-                 until)
+    after = run(x, y, drawn, np.resize(rows, _FACTORS), numbers, not state.step, state[:4])
+    return State(*after)._replace(step=until)
 
   def judge(self, x: Tree, y: Tree, weights: Sequence[Tree]) -> Tuple[Tree, np.ndarray]:
     """Returns the outputs for all examples, and their losses [n]."""

@@ -174,11 +174,11 @@ def _two_sided(trials: int, chance: float, value: int) -> float:
 
 def _waiting(plan: privacy.PrivacyPlan, batches: Sequence[np.ndarray], population: int
           ) -> Iterator[Tuple[str, float]]:
-  """Yields (what, p-value) of tests of waiting times: free, then so many steps apart.
+  """Yields (what, p-value) of tests of waiting times between participations.
 
-  Step by step, given all steps before it, how many records take part is a sum of two binomials: of
-  those that never did, and of those that are free again. Each test combines the steps' p-values by
-  Fisher's method, which is exact or errs towards no alarm.
+  Given all earlier steps, the number of records in a step is a sum of two binomials: records that
+  never took part, and records that are free to take part again. Each test combines the steps'
+  p-values by Fisher's method, which is exact or errs towards no alarm.
   """
   sampling: Any = plan.sampling  # A scheme with this pattern.
   least, _ = plan.sampling.participation(plan, plan.steps)

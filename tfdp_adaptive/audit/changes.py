@@ -192,7 +192,7 @@ def _just_inside(
     return float(np.linalg.norm(there.value - gone.value))
 
   length, longest = _SMALL, moved(_HUGE)
-  for share in (0.5, 1 - 5e-4):  # The second time from a length that rounding matters less to.
+  for share in (0.5, 1 - 5e-4):  # Rounding matters less at the second length.
     change = moved(length)
     if not 0 < change < longest < math.inf:
       return None

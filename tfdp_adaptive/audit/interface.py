@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 class Subject(abc.ABC):
-  """What is audited, and the claim about every step.
+  """The subject of an audit, and the claim about every step.
 
   Attributes:
     name: The name of the optimizer or query.
@@ -67,9 +67,9 @@ class Subject(abc.ABC):
     size: Coordinates of a record.
     count: The number of records, if they cannot be chosen.
     data_problem: The problem with arrays in a model's loss or penalties, or ''.
-    participations: 0, or how often a record may take part, where it can still be seen after
-      the steps that it took part in.
-    extra_releases: Those of a plan for this subject.
+    participations: How often a record may take part, if it can still be seen after the steps
+      that it took part in; else 0.
+    extra_releases: The extra releases of a plan for this subject.
     largest_batch: The divisor, or infinity if nothing limits a batch.
     writes: Whether a step leaves anything but releases and the noise's state.
   """
@@ -139,7 +139,7 @@ class Subject(abc.ABC):
 
     parts = []
     for i, (ask, (release, clip)) in enumerate(
-        zip(itertools.cycle(self._rule.asks), seen)):  # Whoever steps twice shows more.
+        zip(itertools.cycle(self._rule.asks), seen)):  # A subject that steps twice shows more.
       if release.variance > 0 or _flat(release.mean).any():  # Not queried otherwise.
         parts.append(part(f'mean {i}', release.mean, release.variance, 0.0, float(clip)))
         if ask.second is not None:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be audited: a DPQuery, an optimizer by a small model, or the user's own model.
+"""Subjects of an audit: a DPQuery, an optimizer with a small model, or the user's own model.
 
-The gradient of a record of the small model is the record itself, so that the audit can make any
-gradient. A record of the user's model is a place in the user's data. Everything is run on copies
-of the state: the user's model, its optimizer and its ledger are what they were when the audit is
-over.
+The gradient of a record of the small model is the record itself, so the audit can make any
+gradient. A record of the user's model is an index into the user's data. The audit runs on copies
+of the state, so the user's model, its optimizer and its ledger do not change.
 """
 
 from __future__ import annotations

@@ -122,25 +122,25 @@ def white_box(
     seed: Optional[int] = None) -> WhiteBoxReport:
   """Audits a private optimizer, a query or your own model by inspecting every release.
 
-  An optimizer trains a small model of the audit's own, whose gradients can be chosen; the
-  training step, clipping engine, noise and rule are the real ones. A record of a query is
-  a user's update, so that this is the audit of federated users. Your own model is
-  audited with your records, and with larger ones. Their gradients cannot be chosen, so there are
-  no canaries (`tfdp.audit.run` has those). The audit does not change the model.
+  An optimizer trains a small model of the audit, whose gradients can be chosen. The training
+  step, clipping engine, noise and rule are the real ones. A record of a query is the update of
+  a user, so the audit of a query covers federated users. Your own model is audited with your
+  records, and with larger ones. Their gradients cannot be chosen, so there are no canaries (use
+  `tfdp.audit.run` for canaries). The audit does not change the model.
 
   Args:
     subject: A private optimizer that no model has used yet, such as
       `tfdp.DPAdam(plan=plan)`, a `tfdp.queries.RuleQuery`, or, with `data`, a compiled
       private model.
-    data: `(x, y)` of arrays, the records of a model of one's own; a hundred will do.
-    plan: What is claimed, if the subject has no plan. Without either, the audit takes
-      the numbers of the subject, full batches and a dozen steps.
+    data: `(x, y)` of arrays, the records of your own model. A hundred are enough.
+    plan: The claim, if the subject has no plan. Without either, the audit uses the noise
+      multiplier and batch size of the subject, full batches and a dozen steps.
     epsilon: The claim to be refuted, instead of the plan's.
     delta: The delta of the claim.
     confidence: The probability that a correct claim is not refuted.
-    canaries: Records of a gradient of their own; also the size of the audit's model.
-    batches: Record indices of every step, if they do not come from the plan: what
-      really runs, to be compared with what the plan claims.
+    canaries: Number of records with a gradient of their own, and size of the audit's model.
+    batches: Record indices of every step, if the plan does not draw them. The audit compares
+      these batches with the sampling that the plan claims.
     seed: For tests only.
 
   Returns:

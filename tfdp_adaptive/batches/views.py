@@ -73,7 +73,7 @@ class Views:
     return sources.map_structure(lambda a: a.reshape(shape + a.shape[1:]), drawn)
 
   def _draw(self, example: Tuple[Any, ...], places: Tuple[Any, ...]) -> None:
-    """Writes one view of an example into its places, arrays [1, ...]."""
+    """Writes one view of an example into `places`, arrays of shape [1, ...]."""
     assert self.augment is not None
     pair = len(example) > 1
     one, there = (example, places) if pair else (example[0], places[0])

@@ -50,7 +50,7 @@ def load(name: str) -> Any:
   sys.path.insert(0, os.getcwd())
   try:
     return getattr(importlib.import_module(module), function)()
-  except Exception as error:  # Also of the user's code. pylint: disable=broad-except
+  except Exception as error:  # The user's code may raise anything. pylint: disable=broad-except
     last = traceback.extract_tb(error.__traceback__)[-1]
     raise errors.UsageError(
         f'{name} must be a module and a function in it, here or on PYTHONPATH, that returns a '

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp federated`: the same model over users, who keep their text, with a private server.
+"""`tfdp federated`: trains the same model over users, who keep their text, with a private server.
 
-A run that was interrupted, goes on when the command is given again
-with the same --out. What it keeps there for that (`federated.state/`) is secret and is
-removed at the end.
+An interrupted run resumes when the command is given again with the same --out. The state that it
+saves there (`federated.state/`) is secret, and is removed at the end.
 """
 
 import argparse

@@ -75,7 +75,7 @@ def _folder(card: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _limit(seconds: int) -> Iterator[None]:
-  """Stops the check of a card, which may need any amount of work, after some seconds."""
+  """Raises after `seconds` of a check; a card can ask for any amount of work."""
   if threading.current_thread() is not threading.main_thread():
     yield  # Signals belong to the main thread.
     return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The book-keeping engine: clipping in a geometry at about the price of a gradient.
+"""The book-keeping engine: clips scaled gradients at about the cost of one gradient.
 
 One forward and one backward pass give, for every layer, its inputs and the gradient of each
 example's loss by its output. From these follow the norm of each example, its weight, and the

@@ -194,7 +194,7 @@ def _inside(operation: tf.Operation, unknown: int) -> Tuple[int, int]:
   called = operation.graph._get_function(operation.get_attr(attribute).name)
   most, appended = _walk(called.graph, unknown)
   if attribute == 'body' and appended:
-    times = tf.get_static_value(operation.inputs[1])  # The maximum follows the counter.
+    times = tf.get_static_value(operation.inputs[1])  # Inputs: counter, maximum, state.
     if times is None or times < 0:
       times = unknown
     appended *= int(times)

@@ -37,11 +37,11 @@ Bundle = Tuple[int, ...]  # Positions of variables; most bundles have one.
 
 @dataclasses.dataclass(frozen=True)
 class Explicit(protocol.Factor):
-  """The gradients themselves.
+  """Holds the materialized gradients of all examples.
 
   Attributes:
-    parts: Tensors [n, ...]: the variable, with its axes in the order `axes`, cut along the first
-      axis; mostly a single part.
+    parts: Tensors [n, ...], mostly one: the gradients with the variable's axes in the order `axes`,
+      cut along the first of these axes.
     shape: The variable's shape.
     axes: A permutation, or () for none.
   """

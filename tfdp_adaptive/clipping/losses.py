@@ -143,7 +143,7 @@ class ExampleLoss:
 def _example_values(
     loss: compat.Loss, target: tf.Tensor, output: tf.Tensor,
     sample_weight: Optional[tf.Tensor]) -> tf.Tensor:
-  """Returns [n] means, or sums if the loss reduces so, within every example."""
+  """Returns [n] losses: the mean over an example, or the sum if the loss reduces by sums."""
   mask = getattr(output, '_keras_mask', None)
   output = tf.convert_to_tensor(output)
   if output.dtype.is_floating:

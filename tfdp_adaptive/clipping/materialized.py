@@ -114,7 +114,7 @@ def _gradient(
   return dense(gradients, model.trainable_variables), outputs, value
 
 
-# Largest number of bytes of gradients that are formed at once, of one example at least.
+# Largest number of bytes of gradients computed at once. One example is always computed.
 RECORD_BYTES = 32 * 2**20
 
 

@@ -278,7 +278,7 @@ def cut(
     n = tf.shape(values[0])[0]
     rows = 1 if most == 1 else tf.minimum(most, tf.maximum(n, 1))
   else:
-    rows = -(-max(n, 1) // -(-max(n, 1) // most))  # As many blocks, of about one size.
+    rows = -(-max(n, 1) // -(-max(n, 1) // most))  # The same number of blocks, of about equal size.
   return n, [split(x, -(-n // rows), rows) for x in values]
 
 

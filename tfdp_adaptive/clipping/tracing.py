@@ -177,7 +177,7 @@ def as_proven(calls: Sequence[registry.Call], proof: Proof) -> List[registry.Cal
 
 @contextlib.contextmanager
 def no_reads(model: compat.Model) -> Iterator[None]:
-  """Raises if code inside, the loss, reads trainable variables."""
+  """Raises if the loss, computed in this context, reads trainable variables."""
   with tf.GradientTape() as tape:
     yield
   read = compat.by_key(tape.watched_variables())
@@ -354,7 +354,7 @@ class _Wrapped:
     self._layer.__dict__.update(self._own)
 
 
-_WRAPPED: Dict[int, _Wrapped] = {}  # By the id of the layer.
+_WRAPPED: Dict[int, _Wrapped] = {}  # Keys are ids of layers.
 _LOCAL = threading.local()
 
 

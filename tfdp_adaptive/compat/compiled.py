@@ -42,7 +42,7 @@ def compiled_loss(
 def nested_losses(
     loss: stack.Tree, loss_weights: stack.Tree, names: List[str], y: stack.Tree,
     outputs: stack.Tree) -> List[Tuple[stack.Loss, Any, Callable[[stack.Tree], Any]]]:
-  """Returns `(loss, weight, outputs -> its outputs)` of each in a structure of losses."""
+  """Returns `(loss, weight, outputs -> its outputs)` of each loss in a structure of losses."""
   def build() -> Any:
     compiled: Any = compiled_loss(loss, loss_weights, names or None)
     compiled.build(*[y] * stack.KERAS_3, outputs)
@@ -52,11 +52,15 @@ def nested_losses(
     compiled = thread.submit(build).result()
   if stack.KERAS_3:
     return [(one.loss, one.loss_weights,
-             lambda tree, path=one.path: functools.reduce(operator.getitem, path, tree))
+             functools.partial(functools.reduce, operator.getitem, one.path))
             for one in compiled._flat_losses]
-  return [(one, weight, lambda tree, place=place: tf.nest.flatten(tree)[place])
+  return [(one, weight, functools.partial(_leaf, place))
           for place, (one, weight) in enumerate(zip(compiled._losses, compiled._loss_weights))
           if one is not None]
+
+
+def _leaf(place: int, tree: stack.Tree) -> Any:
+  return tf.nest.flatten(tree)[place]
 
 
 def output_loss_trackers(

@@ -38,7 +38,14 @@ def has_data_losses(model: stack.Model) -> bool:
   """Returns whether the last call of the model added losses that depend on the data."""
   if stack.KERAS_3:
     return any(layer._get_own_losses() for layer in model._flatten_layers())
-  return any(layer._losses or layer._eager_losses for layer in model._flatten_layers())
+  return any(layer._losses or layer._eager_losses or type(layer).__name__ == 'AddLoss'
+             for layer in model._flatten_layers())
+
+
+def copy_penalties(model: stack.Model, copy: stack.Model) -> None:
+  """Adds the functions given to `model.add_loss` to a copy with the same layers (Keras 2)."""
+  for penalty in getattr(model, '_callable_losses', ()):
+    copy.add_loss(penalty)
 
 
 def leaf_layers(model: stack.Model) -> List[stack.Layer]:
@@ -72,7 +79,8 @@ def built_variables(model: stack.Layer) -> List[stack.Variable]:
 
 def saved_arrays(model: stack.Model) -> List[Any]:
   """Returns a model's arrays as Keras saves them, with LoRA merged into its kernels."""
-  arrays, merged = list(model.weights), []
+  arrays = list(model.weights)
+  merged: List[Any] = []
   for layer in leaf_layers(model):
     if getattr(layer, 'lora_enabled', False):
       store: Dict[str, Any] = {}

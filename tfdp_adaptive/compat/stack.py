@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Keras and which tensorflow_privacy is installed.
+"""Finds the installed versions of Keras and tensorflow_privacy.
 
-Two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
+There are two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
 """
 
 import importlib

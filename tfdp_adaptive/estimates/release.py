@@ -20,9 +20,9 @@ def plan(
   Args:
     count: The number of records, which is public unless `adjacency` is 'add_remove'.
     sensitivity: The largest distance between the statistics of neighboring data sets.
-    noise_multiplier: Standard deviation of the noise in units of the sensitivity; or
-    target_epsilon: The epsilon that decides it.
-    population_size: With 'add_remove': a public number close to the number of records.
+    noise_multiplier: Standard deviation of the noise in units of the sensitivity.
+    target_epsilon: Epsilon for which the noise multiplier is chosen; give one of the two.
+    population_size: With 'add_remove', a public number close to the number of records.
     adjacency: As in `tfdp.PrivacyPlan`.
     **fields: `target_delta`, `unit` and `seed` of the plan.
   """

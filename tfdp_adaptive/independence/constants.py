@@ -86,7 +86,7 @@ def held(concrete: Concrete) -> Held:
 
 
 def _may_be_data(value: object) -> bool:
-  """Whether an array has numbers of its own: neither all equal nor, as positions are, in a row."""
+  """Whether an array may hold data: its numbers are not all equal, nor consecutive positions."""
   value = np.asarray(value)  # A single text is no array of NumPy.
   flat = value.ravel()
   if value.dtype.kind in 'iub':
@@ -117,7 +117,7 @@ class Constants(NamedTuple):
 def compared(concrete: Concrete) -> Constants:
   """Returns constants that a function and its callees compare with, at most 16 per kind."""
   definition = concrete.graph.as_graph_def()
-  # A graph for one size of batch knows that size too, and others must be tried.
+  # A graph for one batch size also compares with that size, so other sizes must be tried.
   any_size = concrete.inputs and concrete.inputs[0].shape[:1] == [None]
   settled = {op.name for op in concrete.graph.get_operations() if any_size
              and op.type in _COMPARE and all(map(_is_settled, op.inputs))}
@@ -158,7 +158,7 @@ def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[n
 
 
 def filled(rows: np.ndarray, value: Constant) -> np.ndarray:
-  """Returns rows of a constant, where they may hold it."""
+  """Returns rows filled with a constant, or unchanged if their dtype cannot hold it."""
   return np.full_like(rows, value) if _holds(rows, value) else rows
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what functions and models hold that could be private data, and says so in the statement.
+"""Finds possible private data in functions and models, and lists it in the statement.
 
-A loss, penalty, constraint or learning-rate schedule that brings an array may bring the training
-data, which then reach the weights without clipping and noise: by closures, defaults, globals and
-attributes. Objects and modules are followed by the names that the code uses. Numbers that a
-library's own class has from its config are settings.
+A loss, penalty, constraint or learning-rate schedule may hold training data in an array of a
+closure, default, global or attribute. These data would reach the weights without clipping and
+noise. Objects and modules are searched for the names that the code uses. Numbers in the config of
+a class of a library count as settings.
 """
 
 import collections.abc

@@ -384,7 +384,7 @@ def difference(run: probes.Runner, before: probes.Seen, after: probes.Seen, rows
   if tolerance == _ROUNDING_OF_SIZES:  # A saturated output leaves rounding alone for a gradient.
     norms = [np.linalg.norm(run.gradient(before, row)) for row in range(len(before.outputs[0]))]
     least = max(least, 1e-3 * max(filter(np.isfinite, norms), default=0))
-  for row, place in zip(rows, places):  # Factors may differ and say the same, as longer padding.
+  for row, place in zip(rows, places):  # Different factors may be equal gradients.
     old, new = run.gradient(before, row), run.gradient(after, place)
     size = np.linalg.norm(old - new) / max(np.linalg.norm(old), least)
     if not size <= tolerance:
@@ -393,7 +393,7 @@ def difference(run: probes.Runner, before: probes.Seen, after: probes.Seen, rows
 
 
 def near(old: np.ndarray, new: np.ndarray, tolerance: float, cancelled: float = 0) -> bool:
-  """Returns whether arrays of examples are equal up to rounding, also of what has cancelled."""
+  """Returns whether arrays of examples are equal up to rounding, also after cancellation."""
   if np.array_equal(old, new):
     return True
   if old.dtype.kind not in 'fV':

@@ -272,7 +272,7 @@ def _replace(node: constants.Node, functions: Dict[Any, constants.Concrete],
   if key not in functions:
     @tf.function(autograph=False, input_signature=[tf.TensorSpec(None, one) for one in taken])
     def function(*inputs: tf.Tensor) -> tf.Tensor:
-      with tf.name_scope('held'):  # Once inlined, names must differ from those around.
+      with tf.name_scope('held'):  # Keeps names unique after inlining.
         return draw(*inputs, dtype=result, salt=salt())
     functions[key] = function.get_concrete_function()
   node.ClearField('attr')

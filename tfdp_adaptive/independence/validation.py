@@ -32,14 +32,14 @@ _MIXING = {
 }
 
 
-_SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # By model.
+_SEEN: MutableMapping[Any, constants.Held] = weakref.WeakKeyDictionary()  # Keys are models.
 _UNSEEN: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()  # Model -> specs of its inputs.
 _PASSED: Any = weakref.WeakSet()
 
 
 def validate_structure(model: compat.Model) -> None:
   """Raises `PrivacyError` for layers known to mix examples, or to leak through losses."""
-  layers: Dict[str, List[str]] = {}  # By problem.
+  layers: Dict[str, List[str]] = {}  # Names of layers by problem.
   for layer in model._flatten_layers():
     name = type(layer).__name__
     for problem in _problems(layer, name):
@@ -102,7 +102,7 @@ def validate_model(model: compat.Model, x: trees.Tree = None) -> None:
   _check_inference(model, examples)
   comparison.registered(model, _rows(examples, 0, independence.SIZE))
   _SEEN[model] = independence.check(
-      model, tf.nest.flatten(examples), examples, static, lambda: _refuse_data_losses(model))
+      model, tf.nest.flatten(examples), examples, static, lambda: refuse_data_losses(model))
   _PASSED.add(model)
 
 
@@ -221,10 +221,11 @@ def _check_inference(model: compat.Model, x: trees.Tree) -> None:
         raise independence.mixes('the output for one example changes by '
                                  f'{np.max(np.abs(single[0] - both[row])):.3g} when another joins '
                                  'the batch')
-  _refuse_data_losses(model)
+  refuse_data_losses(model)
 
 
-def _refuse_data_losses(model: compat.Model) -> None:
+def refuse_data_losses(model: compat.Model) -> None:
+  """Raises PrivacyError if a loss was added that depends on the data."""
   if compat.has_data_losses(model):
     raise errors.PrivacyError(
         'The model adds losses that depend on the data (`add_loss`), which would bypass clipping. '
@@ -238,13 +239,13 @@ def _rows(x: trees.Tree, start: int, stop: int) -> Any:
 
 
 def _examples(x: trees.Tree, length: int, words: int = 2, whole: bool = False) -> Any:
-  """Returns `independence.SIZE` examples as arrays: made up for specs, or the first ones of `x`.
+  """Returns `independence.SIZE` examples as arrays: random for specs, else the first ones of `x`.
 
   Args:
     x: Nest of inputs or of their specs.
-    length: The length of open axes of specs.
-    words: Integers made up are below this.
-    whole: Whether floating-point numbers may stand for words, too.
+    length: The length of axes of unknown size.
+    words: Random integers are below this.
+    whole: Whether floating-point inputs get integers, too, because they may be word ids.
   """
   rng = np.random.default_rng(0)
 

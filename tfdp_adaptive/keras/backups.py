@@ -114,7 +114,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     """Puts the last backup where Keras restores it from; returns it for other workers."""
     self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     self._lock()
-    shutil.rmtree(self._working, ignore_errors=True)  # Killed while it was written.
+    shutil.rmtree(self._working, ignore_errors=True)  # It may be incomplete after a kill.
     packed = io.BytesIO()
     for whole in self._wholes()[-1:]:
       _check(whole)

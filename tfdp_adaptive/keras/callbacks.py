@@ -66,7 +66,7 @@ class PrivacyReport(Callback):
   def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
     _check_plan(self)
     if self._looks is not None:
-      self._looks.claim(self.model.optimizer.plan, self._looks.steps[-1])  # Raises for others.
+      self._looks.claim(self.model.optimizer.plan, self._looks.steps[-1])  # Raises for other plans.
     self._began = True
 
   def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:

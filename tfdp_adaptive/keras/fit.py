@@ -129,7 +129,7 @@ def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
 
 
 def loss_weights(value: trees.Tree) -> Any:
-  """Returns the weights if they are numbers; Keras 3 has metrics in another place than Keras 2."""
+  """Returns loss weights, which must be numbers. By position, Keras 2 has `metrics` there."""
   for weight in tf.nest.flatten(value):
     if isinstance(weight, str) or callable(weight):
       raise ValueError(
@@ -220,7 +220,7 @@ def fed(model: compat.Model, x: trees.Tree, kwargs: Dict[str, Any]) -> Any:
     kwargs['callbacks'] = [*callbacks, _Begin()]
     return x
   distributed = workers.Distributed(strategy, x)
-  # Data on replicas do not tell how many there are.
+  # Keras cannot tell the number of batches of data on replicas.
   kwargs['steps_per_epoch'] = kwargs.get('steps_per_epoch') or x.steps
   kwargs['callbacks'] = [*callbacks, _Begin(distributed)]
   return distributed.batches

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `fit` reports of a private step: exact numbers, NOT private.
+"""Updates the metrics that `fit` reports for a private step: exact numbers, NOT private.
 
-Keras updates its own metrics here, with the weights and masks that it would use without padding:
-metrics count every example that is there, weighted metrics by its weight.
+Keras updates its own metrics here, with the weights and masks that it would use without padding.
+Metrics count each example once, and weighted metrics count it by its weight.
 """
 
 import contextlib

@@ -45,7 +45,7 @@ _USE_SILO = (
     'For a client that trains in several rounds, use `tfdp.federated.Silo(folder, plan=plan)`, '
     'which counts the steps of all rounds. If no private record was used for them, ignore this.')
 
-_FROZEN = 'tfdp_frozen'  # In a compile config.
+_FROZEN = 'tfdp_frozen'  # Key in a compile config.
 _Mixin: Any = object  # For type checkers: what a mixin finds beside it is a Keras model's.
 
 
@@ -138,7 +138,7 @@ class DPModel(_Mixin):
   def __setattr__(self, name: str, value: object) -> None:
     super().__setattr__(name, value)
     if name == 'optimizer' and isinstance(value, optimizer_lib.DPOptimizer):
-      value.run.of(self)  # Whoever gives it, `compile` or an assignment.
+      value.run.of(self)  # Covers `compile` and assignments.
 
   def to_json(self, **kwargs: Any) -> str:
     """Returns the model as JSON. `keras.models.model_from_json` restores a private model."""

@@ -387,7 +387,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     self.run.deserialize(run)
 
   def _trackable_children(self, save_type: str = 'checkpoint', **kwargs: object) -> Any:
-    if save_type == 'savedmodel':  # For serving: nothing that is secret.
+    if save_type == 'savedmodel':  # A model for serving gets nothing secret.
       return {}
     return super()._trackable_children(save_type, **kwargs)
 

@@ -190,8 +190,8 @@ def is_task(model: compat.Model) -> bool:
 def make_private(model: compat.Model) -> compat.Model:
   """Returns a private model that shares layers and weights with `model`; compile it again.
 
-  Do not train `model` itself any more: its weights are those of the private model, and no
-  statement knows of steps without privacy.
+  Do not train `model` itself afterwards. It shares its weights with the private model, and the
+  statement would not mention these steps without privacy.
 
   Args:
     model: Any Keras model, which is left as it is. The first step of the private model validates
@@ -219,7 +219,10 @@ def make_private(model: compat.Model) -> compat.Model:
         'To keep them, derive your class from tfdp.DPModel and keras.Model.')
   if model.built:
     validation.validate_structure(model)
+    validation.refuse_data_losses(model)
   private = _around(model)
+  if not wraps:
+    compat.copy_penalties(model, private)
   validation.remember(private, model)
   return private
 

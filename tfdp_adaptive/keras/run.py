@@ -24,7 +24,7 @@ from tfdp_adaptive.privacy import plan as plan_lib
 
 _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
             '`tfdp.PrivacyPlan` and pass `plan=`.')
-_FINGERPRINT = 'fingerprint'  # Beside the ledger entry of a run, in files.
+_FINGERPRINT = 'fingerprint'  # Key beside the ledger entry of a run in a file.
 _LONGEST = 100  # Characters of a value in a message.
 
 
@@ -38,11 +38,11 @@ class Run(weight_ledger.State):
     private: The `PrivateRule`; None until the optimizer is built.
     state: Its SECRET state, a nest of variables.
     moved: The variables that the optimizer moves.
-    models: The models it was compiled into, whose every variable counts.
-    records: SECRET digest of some records, by which the next `fit` knows them.
-    examples_per_user: The most that a step took of one user, where users are records.
+    models: The models it was compiled into. All of their variables count.
+    records: SECRET digest of some records, by which the next `fit` recognizes them.
+    examples_per_user: The most examples of one user in a step, if users are records.
     notes: Sentences for the statement.
-    read: Entries of what was computed from the data beforehand and is read in its steps.
+    read: Ledger entries of data, such as features, that were computed before and that steps read.
     bases: Digests of the bases whose features were trained on.
     stopped: The number of steps that count, if a result decided when to stop.
     seeded: Whether the noise has a fixed seed, as in tests.
@@ -88,7 +88,7 @@ class Run(weight_ledger.State):
       self.bases.add(data.base)
 
   def share(self, other: 'Run') -> None:
-    """Records that another run, or an undone branch of this one, took a step on the same batch."""
+    """Notes that another run, or an undone branch of this one, used the same batch for a step."""
     self.shared[other._id] = None
 
   def note(self, sentence: str) -> None:
@@ -197,7 +197,7 @@ class Run(weight_ledger.State):
     return self.ledger(self.plan.steps if steps is None else steps).epsilon(self.plan.target_delta)
 
   def check_records(self, digest: Callable[[], str], in_file: bool = False) -> None:
-    """Refuses records that differ from those of earlier steps, where their places count.
+    """Refuses records that differ from those of earlier steps, if the order of records matters.
 
     Where random numbers are not drawn at every step, the place of a record decides when it takes
     part: moved, it would take part sooner than is accounted for.
@@ -223,7 +223,7 @@ class Run(weight_ledger.State):
           'goes on: `plan.batches(data, coins=PATH)`; or use `tfdp.callbacks.BackupAndRestore`.')
     self.records = found
 
-  # In files: beside the optimizer's state.
+  # In files, the run is beside the optimizer's state.
 
   def __deepcopy__(self, memo: object) -> 'Run':
     return self  # A copied layer has the same history.

@@ -16,7 +16,7 @@ _DECAY = {
     'weight_decay': 'Weights also shrink by `learning_rate * weight_decay` of themselves per step; '
                     'None turns this off.'}
 _ELSEWHERE = re.compile(r'The arguments are those of `(\w+)`\.[ \n]?')
-_CALL = 'tfdp.DPOptimizer(tfdp.rules.dp_adam(), 0.1, plan=plan)'  # In that of `DPOptimizer`.
+_CALL = 'tfdp.DPOptimizer(tfdp.rules.dp_adam(), 0.1, plan=plan)'  # As in its docstring.
 _NEXT = ',\n' + 8 * ' '
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 

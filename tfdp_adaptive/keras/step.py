@@ -198,9 +198,9 @@ def _used(weights: trees.Tree, axes: int = 1) -> tf.Tensor:
 def check_batch(
     optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch, tag: Optional[tf.Tensor],
     noise: noise_lib.State) -> Tuple[interface.Batch, noise_lib.State]:
-  """Returns the batch if this step may take it.
+  """Checks that this step may use the batch, and returns it.
 
-  Assertions vanish under XLA: there, what may not be taken is taken as empty.
+  XLA drops assertions. A batch that was not drawn for this step is then masked as empty.
 
   Args:
     optimizer: A `DPOptimizer`.
@@ -209,7 +209,7 @@ def check_batch(
     noise: The noise's state before the step, whose row counts the steps done so far.
 
   Returns:
-    Batch and noise again. All that the step writes depends on the noise, hence on the check.
+    The batch and the noise. Everything the step writes depends on the noise, and so on the check.
   """
   if optimizer.plan is not None and optimizer.own_sampler is None:
     if batch.y is None:
@@ -293,7 +293,7 @@ def with_shapes(model: compat.Model, data: trees.Tree) -> Any:
   leaves = tf.nest.flatten(x)
   inputs = list(getattr(model, 'inputs', None) or ()) if model.built else []
   named = isinstance(x, dict) and not isinstance(compat.input_structure(model), dict)
-  if len(leaves) != len(inputs) or named:  # By name, they come in another order than the inputs.
+  if len(leaves) != len(inputs) or named:  # Named inputs have another order.
     return compat.keras.utils.pack_x_y_sample_weight(x, y, weight)
   leaves = [tf.ensure_shape(t, [None, *one.shape[1:]]) if tf.is_tensor(t) and (
       t.shape.rank is None or None in t.shape[1:] and t.shape.rank == len(one.shape)) else t

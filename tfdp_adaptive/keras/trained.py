@@ -5,7 +5,7 @@ from typing import Any, Callable, List, Union
 
 from tfdp_adaptive import compat
 
-_BIASES = ('bias', 'beta', 'gamma', 'scale', 'gain')  # Also of normalizations, which BiTFiT trains.
+_BIASES = ('bias', 'beta', 'gamma', 'scale', 'gain')  # BiTFiT also trains normalizations.
 
 
 def train_only(model: compat.Model, what: Union[str, Callable[[Any], bool]]) -> List[Any]:

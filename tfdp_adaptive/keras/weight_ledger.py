@@ -27,11 +27,11 @@ from tfdp_adaptive.privacy import weight_digests
 logging.getLogger('tensorflow').addFilter(
     lambda record: f'{__name__}._Tracked object' not in record.getMessage())
 State: Any = tf.train.experimental.PythonState
-NAME = '_tfdp_ledger'  # In files and checkpoints.
+NAME = '_tfdp_ledger'  # Name in files and checkpoints.
 _RUNS = '_tfdp_runs'  # On variables and layers.
 Run = Any  # The run of an optimizer that may still take steps; see `run`.
 Place = Any  # A variable or layer.
-Store = Any  # Where Keras writes the values of a layer or model.
+Store = Any  # Target to which Keras writes the values of a layer or model.
 
 
 class Ledger:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Banded strategies that are not Toeplitz: unit columns to the last step."""
+"""Banded strategies that are not Toeplitz. All columns, up to the last step, have norm one."""
 
 import math
 from typing import Dict, Mapping, Optional, Sequence, Tuple

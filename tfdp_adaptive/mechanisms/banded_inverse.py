@@ -23,7 +23,7 @@ from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
-_LARGEST = 1e100  # Coefficient of C; beyond, C^-1 is no use, and squares overflow.
+_LARGEST = 1e100  # Coefficient of C; if larger, C^-1 is useless and squares overflow.
 _LONG = 1 << 14  # Steps from which on a design has fewer iterations.
 _WORK = 20_000  # Coefficients of C^-1 times iterations of a design of many steps.
 _SETTLED = 1e-20  # Momentum below this fraction of its start counts as zero.

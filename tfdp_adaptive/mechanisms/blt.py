@@ -127,7 +127,7 @@ class BLT(families.ToeplitzMechanism):
 
 def _check(
     weights: Optional[Sequence[float]], decays: Optional[Sequence[float]], buffers: int) -> Any:
-  """Returns two tuples of floats, or None."""
+  """Returns `(weights, decays)` as tuples of floats, or None if neither is given."""
   if weights is None and decays is None:
     return None
   omega, theta = (np.asarray(() if v is None else v, np.float64) for v in (weights, decays))

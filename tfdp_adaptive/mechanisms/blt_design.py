@@ -31,7 +31,7 @@ _WORK = 12 * 10**6  # Steps times squared buffers times evaluations under a sche
 _FEWEST, _MOST = 10, 300  # Iterations that are worth it, and that gain anything.
 _GAPS = (-10.0, 3.3)  # Bounds of the log gaps: merging decays are 0/0.
 _EXACT = 32  # First terms of a long sum, summed one by one.
-_NODES = 16  # Per panel; panels double in length.
+_NODES = 16  # Quadrature nodes per panel; panels double in length.
 
 
 def optimal(

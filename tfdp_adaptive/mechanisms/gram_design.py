@@ -16,7 +16,7 @@ from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _WORK = 12.0  # Seconds.
-_MOST = 1000  # Largest number of evaluations, for those who wait.
+_MOST = 1000  # Largest number of evaluations, used if a `tolerance` is given.
 
 
 def evaluations(bands: int, n: int) -> int:

@@ -33,8 +33,8 @@ def check_lower(matrix: np.ndarray) -> None:
 def factor_gram(gram: np.ndarray) -> np.ndarray:
   """Returns the lower-triangular C with `C^T C = gram` and positive diagonal.
 
-  `cholesky(gram)` has `C C^T = gram`, whose columns have other norms: rows and
-  columns are reversed before and after it.
+  `cholesky(gram)` returns C with `C C^T = gram` instead. Rows and columns are therefore
+  reversed before and after it.
   """
   return np.linalg.cholesky(gram[::-1, ::-1]).T[::-1, ::-1]
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, TypeVar
 
 _Class = TypeVar('_Class', bound=type)
 KINDS: Dict[str, Any] = {}  # Class name -> a class of `interface.Mechanism`.
-DESIGNS: Dict[str, Tuple[Any, Design]] = {}  # By name on the command line.
+DESIGNS: Dict[str, Tuple[Any, Design]] = {}  # Keys are names on the command line.
 
 
 class Design(NamedTuple):

@@ -121,7 +121,7 @@ def squared_errors_of_decays(
   tail = np.sum(weights[..., None] * powers[..., :-1], axis=-2)
   inverse = np.concatenate([np.ones_like(tail, shape=tail.shape[:-1] + (1,)), tail], axis=-1)
   filtered = _filtered(workload, inverse)
-  # s_t = phi s_{t-1} + z_{t-1} is a part of y_t: what it has in common with theta_{t-1}.
+  # y_t contains s_t = phi s_{t-1} + z_{t-1}. `common` is the covariance of s_t and theta_{t-1}.
   drive = rates * np.cumsum(filtered[..., None, :] * powers, axis=-1)
   common = np.zeros_like(drive)
   for index in np.ndindex(drive.shape[:-1]):

@@ -78,8 +78,8 @@ def majorant(c: np.ndarray) -> np.ndarray:
 def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
   """Returns the sensitivity of a Toeplitz C with these coefficients and `steps` columns.
 
-  Exact for one participation, for at most min_sep bands, for non-negative
-  non-increasing coefficients and where `overlapping` is; else an upper bound.
+  It is exact for one participation, for at most min_sep bands, for non-negative non-increasing
+  coefficients, and wherever `overlapping` is exact. Otherwise it is an upper bound.
   """
   c = np.asarray(c, np.float64)[:steps]
   k = most_participations(steps, min_sep, k)

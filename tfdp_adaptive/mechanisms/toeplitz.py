@@ -130,7 +130,7 @@ def _newton(c: np.ndarray, n: int) -> np.ndarray:
   """Returns `reciprocal(c, n)`, up to rounding of the largest coefficient, in O(n log n)."""
   if n <= _DIRECT:
     return _until(c[:n], n, 0.0)
-  half = _newton(c, -(-n // 2))  # Newton's step doubles the number of right ones.
+  half = _newton(c, -(-n // 2))  # Newton's step doubles the number of correct coefficients.
   product = scipy.signal.fftconvolve(half, scipy.signal.fftconvolve(half, c[:n])[:n])[:n]
   return 2 * matrices.resized(half, n) - product
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdp_adaptive.noise import keys
 
 _FACTORS = 0xD2511F53, 0xCD9E8D57
-_KEY_STEPS = np.outer(range(10), (0x9E3779B9, 0xBB67AE85))  # By round.
+_KEY_STEPS = np.outer(range(10), (0x9E3779B9, 0xBB67AE85))  # Key increments by round.
 
 
 def halves(key: tf.Tensor, blocks: int, dtype: tf.DType) -> Tuple[tf.Tensor, tf.Tensor]:

@@ -33,7 +33,7 @@ from tfdp_adaptive.noise import philox
 
 _AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
 Specs = Tuple[tf.TensorSpec, ...]  # One [n] per dtype.
-Vectors = Tuple[tf.Tensor, ...]  # Like `Specs`.
+Vectors = Tuple[tf.Tensor, ...]  # One vector per spec of `Specs`.
 History = trees.Tree  # The values of past rows that a mechanism needs.
 # `(slots, advance)`, see `recursion`.
 Recursion = Tuple[Union[int, Callable[[], History]], Callable[..., Tuple[Vectors, History]]]

@@ -32,7 +32,7 @@ def online(mechanism: tree.Tree) -> streams.Recursion:
   def advance(
       key: tf.Tensor, row: tf.Tensor, lefts: streams.History,
       flat: streams.Specs) -> Tuple[streams.Vectors, streams.History]:
-    steps = row % mechanism.block + 1  # In this tree.
+    steps = row % mechanism.block + 1  # Steps done in this tree.
     node_keys = keys.children(key, levels)
 
     def draw(level: int) -> streams.Vectors:

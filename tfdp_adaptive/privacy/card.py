@@ -56,20 +56,20 @@ class Audit:
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-  """A privacy claim about weights, and the terms that it follows from.
+  """A privacy claim about weights, and the data that it follows from.
 
   Attributes:
     runs: Every run the weights went through, without seeds.
     delta: The delta of the guarantee.
-    epsilon: Of all steps done; None if there is no guarantee.
+    epsilon: The epsilon of all steps done; None if there is no guarantee.
     planned_epsilon: The epsilon of all planned steps.
     accountant: The accountant of epsilon: 'pld' or 'rdp'.
     reason: Why there is no guarantee.
     curve: (steps, epsilon at `delta`), over all runs; the last point is the plan's end.
-    profile: (epsilon, delta) that hold as well; the first ones bound the attacker in words.
+    profile: Further valid (epsilon, delta); the first ones bound the attacker in the statement.
     trust: 'central' (a trusted curator has the records) or 'federated' (a trusted server has
       the updates).
-    words: The trainer's own.
+    words: Text that the trainer added.
     facts: Sentences of the library that do not follow from the runs alone.
     audits: The audits that were run.
     versions: (library, version).
@@ -108,7 +108,7 @@ class Card:
 
   @property
   def adjacency(self) -> str:
-    """Which data sets are neighbors, see `PrivacyPlan`."""
+    """The adjacency of data sets, see `PrivacyPlan`."""
     return self.plans[0].adjacency if self.plans else 'zero_out'
 
   @functools.cached_property
@@ -118,7 +118,7 @@ class Card:
 
   @property
   def rate(self) -> float:
-    """The attacker's true positives at 1% false ones, as the statement says it."""
+    """The attacker's true-positive rate at 1% false positives, as the statement reports it."""
     return meaning.bound(self.profile[:len(meaning.FRACTIONS)], 0.01)
 
   def true_positive_rate(self, false_positive_rate: float) -> float:

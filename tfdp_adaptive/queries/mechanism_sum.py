@@ -132,7 +132,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
 
   def reset_state(self, noised_results: trees.Tree, global_state: GlobalState) -> GlobalState:
     """Starts another run of the mechanism; the chain of keys continues."""
-    del noised_results  # The state has them, in full precision.
+    del noised_results  # The state has the results, in full precision.
     return global_state._replace(noise=self._noise.init(self._specs, global_state.noise.key))
 
   def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict:

@@ -16,7 +16,7 @@ from tfdp_adaptive.privacy import weight_digests
 
 WRONG, VERIFIED, WORD, UNKNOWN = 'wrong', 'verified', "trainer's word", 'cannot be known'
 _SAME = 1e-6  # Relative difference of numbers from the same versions of the libraries.
-_OTHER_VERSION = 2e-3  # The same, for epsilons and deltas of other versions.
+_OTHER_VERSION = 2e-3  # Relative difference of epsilons and deltas from other versions.
 _TINY = 1e-13  # Absolute error of a delta.
 _SLACK = 1e-5  # Absolute tolerance of epsilon, below what anybody reads.
 # Fields that no other field determines.

@@ -39,7 +39,7 @@ def signer(key: pathlib.Path) -> Callable[[pathlib.Path], pathlib.Path]:
     key: The PEM file of a private elliptic-curve key without a password.
 
   Raises:
-    ValueError: If the key is none.
+    ValueError: If `key` is not a private elliptic-curve key in a PEM file.
   """
   library = _library()
   config = library.signing.Config().set_hashing_config(_hashing(library))
@@ -64,7 +64,7 @@ def check(folder: pathlib.Path, key: pathlib.Path) -> Finding:
     key: The PEM file of the public key.
 
   Raises:
-    ValueError: If the key is none.
+    ValueError: If `key` is not a public elliptic-curve key in a PEM file.
   """
   library = _library()
   config = library.verifying.Config().set_hashing_config(_hashing(library))

@@ -93,22 +93,22 @@ def beside_count(noise_multiplier: float, **stddev: float) -> float:
 def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
                learning_rate: float = 0.5,
                bounds: Tuple[float, float] = (1e-4, 1e4)) -> contract.Rule:
-  """A clip norm that follows the slack that clipped records leave, which costs nothing.
+  """Adapts the clip norm to the slack of clipped records, at no privacy cost.
 
-  SlaClip (ICML 2026): a record of norm n < zeta could have been longer by zeta - n, and
-  that is room for numbers under the same noise, with lam = zeta / sqrt(K):
+  SlaClip (ICML 2026): a record of norm n < zeta could have been longer by zeta - n. This slack
+  carries K numbers f_k under the same noise, with lam = zeta / sqrt(K):
 
       f_k = clip(sqrt(K) (zeta - n)_+ - k lam, 0, lam),  k = 0 .. K - 1;  s_k = sum f_k / (lam B)
       P(n <= zeta (1 - (k + 1) / K)) <= E s_k <= P(n < zeta (1 - k / K))
       zeta <- zeta * exp(learning_rate * (quantile - s_0))
 
-  For ||f||^2 <= lam sum f <= zeta (zeta - n), so that ||(g, f)||^2 <= (zeta - s)^2 + zeta s <=
-  zeta^2 with s = (zeta - n)_+: noise and cost are those of the sum alone. Beside zeta
-  come K points of the distribution of norms below it (`rule_state.estimate`). The
-  controller is ours: that of the paper compares a fraction with zeta.
+  Noise and cost are those of the sum alone: ||f||^2 <= lam sum f <= zeta (zeta - n), so that
+  ||(g, f)||^2 <= (zeta - s)^2 + zeta s <= zeta^2 with s = (zeta - n)_+. `rule_state.estimate` has
+  K points of the distribution of norms below zeta. The update of zeta is not the one of the
+  paper, which compares a fraction with zeta.
 
   Args:
-    rule: As for `quantile_clip`; its records must not be brought up (no `AutoV`,
+    rule: As for `quantile_clip`; its records must not be scaled up (no `AutoV`,
       `AutoS`, `PSAC`).
     buckets: K >= 1. s_k has noise `sigma sqrt(K) / B`; see `slack_buckets`.
     quantile: The fraction of records that should be within (1 - 1/K) zeta, about, in (0, 1).

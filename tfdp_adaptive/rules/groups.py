@@ -27,7 +27,7 @@ class State(NamedTuple):
 class Split(NamedTuple):
   """The split of the clip norm at one step."""
 
-  scale: tf.Tensor  # [K] s_k.
+  scale: tf.Tensor  # [K] s_k; group k is clipped as s_k g_k.
   clip: tf.Tensor  # [K] sqrt(p_k).
   relative: tf.Tensor  # [] zeta over that of the start.
 

@@ -142,8 +142,8 @@ def dp_adam_jme(
 
   The direction is that of `dp_adam_ime`; only the noise differs. It is meant
   for replace adjacency and squares that are taken per record, where the second
-  moment costs nothing. All other combinations get the noise of equation (5.1)
-  of algorithms.md. Not to be used with Poisson sampling under replace.
+  moment costs nothing. All other combinations get noise for the joint
+  sensitivity of both moments. Do not use it with Poisson sampling under replace.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).

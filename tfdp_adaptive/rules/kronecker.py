@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix on either side of every gradient, learnt from the releases themselves.
+"""Preconditions every gradient by a matrix on either side, learnt from noisy gradients.
 
-For a variable seen as a [d, p] matrix, with g the releases taken out of the scaled space and v
-the variance of their noise in it,
+For a variable seen as a [d, p] matrix, with g the noisy gradients taken out of the scaled space
+and v the variance of their noise in that space,
 
     L = average of g g' - v tr((G'G)^-1) (A'A)^-1       R = average of g'g - v tr((A'A)^-1) (G'G)^-1
     A = (L d / tr L + scale_epsilon)^-1/4               G = (R p / tr R + scale_epsilon)^-1/4
 
 where negative eigenvalues, which are noise, count as zero. Records are clipped and noised as
-`A g G'`, both sides as they were at the last refresh. All is kept in the coordinates in which
-A and G are diagonal: there the noise is independent, coordinate by coordinate.
+`A g G'`, with A and G of the last refresh. The state is in the coordinates in which A and G are
+diagonal, because the noise is independent there, coordinate by coordinate.
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple

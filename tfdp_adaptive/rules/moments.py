@@ -15,7 +15,7 @@ from tfdp_adaptive import trees
 
 
 class FirstMoment(NamedTuple):
-  """`init: specs -> state`, `update: (state, gradient, step) -> (estimate, state)`."""
+  """A mean: `init: specs -> state`, `update: (state, gradient, step) -> (estimate, state)`."""
 
   init: Callable[[trees.Tree], trees.Tree]
   update: Callable[..., Any]
@@ -30,7 +30,7 @@ class SecondMoment(NamedTuple):
     estimate: `(nu, step) -> nu_hat`; `step` counts the squares added, and
       0/0 := 0 where there are none.
     linear: Whether `add` is linear, so that the same recursion over the noise
-      variances is the bias of `nu` (algorithms.md, section 3).
+      variances is the bias of `nu`.
   """
 
   init: Callable[[trees.Tree], trees.Tree]

@@ -16,7 +16,7 @@ Predicate = Callable[[tf.TensorSpec], bool]
 class State(NamedTuple):
   step: tf.Tensor  # [] int64, releases consumed.
   rules: Any  # States of the rules, in their order; () of one without variables.
-  parts: trees.Tree  # Like the variables, without elements: their shapes are [0, rule, *shape].
+  parts: trees.Tree  # Empty tensors [0, rule, *shape], one per variable.
 
 
 def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule:

@@ -21,7 +21,7 @@ def square_of_mean(share: float = 0.5, printed_2B_plus_1: bool = False) -> contr
   """Returns the statistic `clip(S / B; zeta)^2`, the squared mean: independent moment estimation.
 
   The sensitivity is `(2 B - 1) * zeta^2 / B^2` for B >= 2 under zero_out and
-  add_remove (equation 4.3 for the rest), attained by equal one-sparse records.
+  add_remove (otherwise `square_sensitivity`), attained by equal one-sparse records.
 
   Args:
     share: The fraction of the step's budget that goes to the mean, in (0, 1).
@@ -91,7 +91,7 @@ def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
 
 
 def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
-  """Returns `square_of_mean`, noised jointly with the mean: (5.1), never free for B >= 2."""
+  """Returns `square_of_mean`, noised jointly with the mean. The square is never free if B >= 2."""
   checks.positive(relative_lambda=relative_lambda)
 
   def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
@@ -122,7 +122,7 @@ def clean_mean() -> contract.Statistic:
 
 
 def joint_sensitivity(distance: float, relative_lambda: float) -> float:
-  """Returns (5.1) for zeta = 1: sup of sqrt(||x - y||^2 + lambda ||x^2 - y^2||^2)."""
+  """Returns sup sqrt(||x - y||^2 + lambda ||x^2 - y^2||^2) for zeta = 1."""
   d, lam = distance, relative_lambda
   if d <= 2 / 3:
     return d * math.sqrt(1 + lam * (2 - d)**2)
@@ -132,7 +132,7 @@ def joint_sensitivity(distance: float, relative_lambda: float) -> float:
 
 
 def square_sensitivity(distance: float) -> float:
-  """Returns sup ||x^2 - y^2|| over ||x - y|| <= distance, ||x||, ||y|| <= 1: the root of (4.3)."""
+  """Returns sup ||x^2 - y^2|| over ||x - y|| <= distance, ||x||, ||y|| <= 1."""
   if distance <= 2 / 3:
     return distance * (2 - distance)
   if distance <= math.sqrt(2):
@@ -145,7 +145,7 @@ def _measure_square_of_mean(
     secret: trees.Tree) -> Tuple[trees.Tree, trees.Tree]:
   del square
   norm = tf.linalg.global_norm(tf.nest.flatten(mean))
-  # Equation 4.2; the identity for batches of at most B records.
+  # Projection onto the ball; the identity for batches of at most B records.
   shrink = tf.minimum(
       tf.ones_like(norm), tf.math.divide_no_nan(tf.cast(clip_norm, norm.dtype), norm))
   shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink))
@@ -161,6 +161,6 @@ def _measure_mean_of_squares(
 
 def _split(
     share: float, relative: float, second: float, clip_norm: trees.Scalar) -> contract.Stddevs:
-  """Returns (4.1), given the sensitivities for a clip norm of one."""
+  """Returns both stds, given the sensitivities for a clip norm of one."""
   return (relative / math.sqrt(share) * clip_norm,
           second / math.sqrt(1 - share) * clip_norm**2)

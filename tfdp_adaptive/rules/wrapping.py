@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 
-# Conditions that a wrapper may require of a rule, and their words.
+# Conditions that a wrapper may require of a rule, and their texts in errors.
 _NEEDS: Dict[str, Tuple[Callable[[contract.Rule], bool], str]] = {
     'query': (lambda rule: len(rule.asks) == 1, 'make one query per step'),
     'clip norm': (lambda rule: not rule.own_clip,
@@ -33,7 +33,7 @@ def require(rule: contract.Rule, *needs: str) -> None:
 
 
 def cut(tree: trees.Tree, numbers: Sequence[int], count: int) -> Tuple[Tuple[Any, ...], ...]:
-  """Returns the leaves of each of `count` parts; `numbers` are those of the parts of all leaves."""
+  """Returns the leaves of each of `count` parts; `numbers[i]` is the part of leaf i."""
   leaves = tf.nest.flatten(tree)
   return tuple(tuple(leaf for leaf, number in zip(leaves, numbers) if number == k)
                for k in range(count))

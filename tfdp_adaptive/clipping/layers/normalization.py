@@ -72,7 +72,7 @@ def _at_scale(
     return registry.at_output(layer, function, call, tape)
   query = call.inputs[0]
   scale = tf.cast(tf.convert_to_tensor(layer.scale), query.dtype)
-  one = [1, 1] if scale.shape.rank == 0 else [1, 1, *scale.shape]  # Beside queries and values.
+  one = [1, 1] if scale.shape.rank == 0 else [1, 1, *scale.shape]  # Axes of queries and values.
   scales = tf.broadcast_to(tf.reshape(scale, [1, *one]), [tf.shape(query)[0], *one])
   tape.watch(scales)
   with registry.swapped(layer, scale=scales):

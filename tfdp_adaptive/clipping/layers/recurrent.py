@@ -250,6 +250,6 @@ if compat.TIME_DISTRIBUTED_FOLDS:  # Keras 2 joins steps with the batch. Keras 3
   @registry.register(layers.TimeDistributed, folds=True)
   def time_distributed(
       layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> Iterable[Any]:
-    """Has no variables but those of the layer inside."""
+    """Yields no factors, because the layer inside has all variables."""
     del layer, call, cotangents
     return ()
