@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 DRAWS = """
 import os
 import random
@@ -20,6 +22,7 @@ def test(number):
 """
 
 
+@pytest.mark.thorough
 def test_secrets_depend_on_the_test_alone(tmp_path):
   (tmp_path / 'draws_test.py').write_text(DRAWS)
   runs = [subprocess.run(

@@ -158,6 +158,7 @@ def test_relative_clip_scales_clip_and_noise():
   np.testing.assert_allclose(release.variance, (3 * SIGMA * CLIP / BATCH)**2, rtol=1e-5)
 
 
+@pytest.mark.thorough(rows=['None-mechanism1-4'])
 @pytest.mark.parametrize('plan, mechanism, limit', [
     (3, None, 3), (None, mechanisms.BLT(1, 4), 4), (3, mechanisms.BLT(1, 4), 3),
     (9, mechanisms.BLT(1, 4), 4), (None, None, None)])

@@ -35,6 +35,7 @@ def test_importing_starts_no_threads_of_tensorflow():
   assert done.stdout == 'None\n'
 
 
+@pytest.mark.thorough
 def test_a_new_process_loads_models_without_naming_their_classes(tmp_path):
   keras = compat.keras
   model = tfdp.make_private(keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)]))

@@ -9,24 +9,26 @@
     python -m pytest tests --shuffle=3      in another order, of files and in each; 3 is the seed
     python -m pytest tests --limit=900      begins no test after 900 s, and says how many are left
 
-A test is left out of the quick ones where a cheaper one notices every bug that it was written for;
-`thorough.LEFT_OUT` names each with the reason. The two stacks share the tests: each runs on one of
-them, but for those that ask which stack they are on, which run on both. The rest are the quick
-tests on the stack that they did not run on, and the others on one; `.ci/run` gives them a limit,
-and an order by the number of commits: what a slow machine leaves out of one run is in others. What
-can compute with NumPy alone runs on the newer stack, `tests/federated` on the older one, and a few
-of both, marked `both_stacks`, on both.
+A test is marked `thorough`, and is not quick, where cheaper ones notice every bug that it was
+written for: its rows share all code, or a smaller test or those of the parts fail as well. It may
+keep some rows, `thorough(but=['adam'])`, or lose some, `thorough(rows=['*-xla'])`; `*` stands for
+anything. A test that alone notices a bug of `tests/mutants` must stay.
+
+The two stacks share the tests: each runs on one of them, but for those that ask which stack they
+are on, which run on both. The rest are the quick tests on the stack that they did not run on, and
+the others on one; `.ci/run` gives them a limit, and an order by the number of commits: what a slow
+machine leaves out of one run is in others. What can compute with NumPy alone runs on the newer
+stack, `tests/federated` on the older one, and a few of both, marked `both_stacks`, on both.
 """
 
+import fnmatch
 import importlib.metadata
 import pathlib
 import random
-import re
 import time
 import zlib
 
 import pytest
-import thorough
 
 TESTS = pathlib.Path(__file__).parent
 KERAS_2 = importlib.metadata.version('keras').startswith('2.')
@@ -46,6 +48,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
   for line in ('slow: takes minutes; runs with --slow',
+               'thorough(but=None, rows=None): not quick, or only some rows; see selection.py',
                'both_stacks: runs on both stacks, where others run on one'):
     config.addinivalue_line('markers', line)
   if config.getoption('--limit') is not None:
@@ -92,15 +95,14 @@ def _room(item):
   return item.path.relative_to(TESTS).parts[0]
 
 
-def _is_quick(item, left_out):
-  name, row = _name(item)
-  if name not in left_out:
+def _is_quick(item):
+  marker = item.get_closest_marker('thorough')
+  if marker is None:
     return True
-  rows = left_out[name]
-  matching = lambda pattern: re.fullmatch(re.escape(pattern).replace(r'\*', '.*'), row)
-  if any(pattern.startswith('!') for pattern in rows):
-    return not any(matching(pattern[1:]) for pattern in rows)
-  return any(matching(pattern) for pattern in rows)
+  in_any = lambda patterns: any(fnmatch.fnmatchcase(_name(item)[1], one) for one in patterns)
+  if 'rows' in marker.kwargs:
+    return not in_any(marker.kwargs['rows'])
+  return in_any(marker.kwargs.get('but', ()))
 
 
 def _is_ours(item):
@@ -129,7 +131,7 @@ def pytest_collection_modifyitems(config, items):
       return False
     if part is None:
       return True
-    quick = _is_quick(item, thorough.LEFT_OUT)
+    quick = _is_quick(item)
     if part == 'quick':
       return quick
     if part == 'half':

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `make test` leaves out exists, and `make test-changed` runs what a change touches."""
+"""Each part has the tests that it should, and `make test-changed` runs what a change touches."""
 
-import ast
 import os
 import pathlib
 import subprocess
@@ -11,22 +10,8 @@ import types
 import changed
 import pytest
 import selection
-import thorough
 
 TESTS = pathlib.Path(__file__).parent
-
-
-def _names(path):
-  nodes = list(ast.walk(ast.parse(path.read_text(encoding='utf-8'))))
-  return {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))} | {
-      node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-
-
-@pytest.mark.parametrize('test', sorted(thorough.LEFT_OUT))
-def test_what_is_left_out_exists(test):
-  """Otherwise a test of a new name would be back among the quick ones, or a table empty."""
-  file, first, *_ = test.split('::')  # A test of a class may be inherited.
-  assert first in _names(TESTS / file)
 
 
 def _item(path, row='', names=(), marks=(), fixtures=None):
@@ -34,7 +19,7 @@ def _item(path, row='', names=(), marks=(), fixtures=None):
   return types.SimpleNamespace(
       nodeid=f'tests/{path}::test_it' + (f'[{row}]' if row else ''), path=TESTS / path,
       function=types.SimpleNamespace(__code__=code),
-      get_closest_marker=lambda name: name if name in marks else None,
+      get_closest_marker=lambda name: {mark.name: mark for mark in marks}.get(name),
       _fixtureinfo=types.SimpleNamespace(name2fixturedefs=fixtures or {}))
 
 
@@ -54,7 +39,8 @@ def test_every_test_runs_on_one_stack_and_those_that_ask_on_both(monkeypatch):
   both = [False, True]
   assert _stacks(_item('keras/some_test.py', names=('KERAS_3',)), monkeypatch) == both
   for mark in ('skipif', 'federated', 'both_stacks'):
-    assert _stacks(_item('accounting/some_test.py', marks=(mark,)), monkeypatch) == both
+    item = _item('accounting/some_test.py', marks=[getattr(pytest.mark, mark).mark])
+    assert _stacks(item, monkeypatch) == both
   assert _stacks(_item('accounting/some_test.py'), monkeypatch) == [False]
   assert _stacks(_item('federated/some_test.py'), monkeypatch) == [True]
 
@@ -67,13 +53,15 @@ def test_what_shares_a_fixture_of_its_file_stays_together(monkeypatch):
 
 
 def test_rows_that_are_kept():
-  left_out = {'keras/some_test.py::test_it': ('a', '*-xla')}
-  quick = lambda row: selection._is_quick(_item('keras/some_test.py', row), left_out)
-  assert quick('a') and quick('b-xla') and not quick('b') and not quick('ab')
-  left_out['keras/some_test.py::test_it'] = ('!a*',)
-  assert quick('b') and not quick('ab')
-  left_out['keras/some_test.py::test_it'] = ()
-  assert not quick('a')
+  def quick(row, **patterns):
+    marker = pytest.mark.thorough(**patterns).mark
+    return selection._is_quick(_item('keras/some_test.py', row, marks=[marker]))
+
+  kept = {'but': ['a', '*-xla']}
+  assert quick('a', **kept) and quick('b-xla', **kept)
+  assert not quick('b', **kept) and not quick('ab', **kept)
+  assert quick('b', rows=['a*']) and not quick('ab', rows=['a*'])
+  assert not quick('a') and selection._is_quick(_item('keras/some_test.py', 'a'))
 
 
 def test_the_parts_are_all_there_is():

@@ -65,6 +65,7 @@ def run(build, plan, **kwargs):
   return tfdp.tune(build, SPACE, (X, Y), plan, **kwargs)
 
 
+@pytest.mark.thorough
 def test_the_best_of_the_drawn_runs_is_returned_with_the_cost_of_all(monkeypatch):
   fixed(monkeypatch, [2, 1])
   build, plan = Builder(trains=True), make_plan()

@@ -215,6 +215,7 @@ def test_old_library_refuses_what_it_does_not_know(monkeypatch):
 # --- Calibration.
 
 
+@pytest.mark.thorough
 @hypothesis.settings(max_examples=7)
 @hypothesis.given(
     target=st.floats(0.01, 30), log_delta=st.floats(-9, -4), steps=st.integers(1, 3000),

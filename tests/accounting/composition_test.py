@@ -53,6 +53,7 @@ def single_step(q, sigma, epsilon):
 # --- Never below, at most one percent above.
 
 
+@pytest.mark.thorough(rows=['3'])
 @pytest.mark.pitfall(
     'The accountant is below the truth at a tiny delta, by its own rounding.',
     severity='critical',
@@ -83,6 +84,7 @@ def test_epsilons_known_from_elsewhere(q, sigma, count, delta, epsilon):
   assert epsilon <= got <= epsilon * (1 + 2e-5)
 
 
+@pytest.mark.thorough(rows=['1e-06-0.4-1e-08'])
 @pytest.mark.parametrize('delta', [1e-3, 1e-8, 1e-15, 1e-40, 1e-90])
 @pytest.mark.parametrize('q, sigma', [(1e-6, 0.4), (0.01, 1.0), (0.6, 0.2), (0.3, 20.0)])
 def test_one_step_at_any_delta(q, sigma, delta):
@@ -156,6 +158,7 @@ def test_losses_are_the_logarithm_of_two_densities():
 # --- What is answered in seconds, or refused.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('count', [10**7])
 def test_very_long_runs_are_answered(count):
   q = 1e-5
@@ -178,6 +181,7 @@ def test_other_events_are_refused_by_name():
     cost.epsilon(dp_accounting.LaplaceDpEvent(1.0), 1e-5)
 
 
+@pytest.mark.thorough(rows=['1e-09-1e-05'])
 @pytest.mark.parametrize('target, delta', [(1e-9, 1e-5), (1e-3, 1e-3), (500.0, 1e-6)])
 def test_calibration_to_extreme_targets(target, delta):
   event_of = lambda sigma: sampled(0.01, sigma, 1000)
@@ -186,6 +190,7 @@ def test_calibration_to_extreme_targets(target, delta):
   assert cost.delta(event_of(0.999 * sigma), target) > delta
 
 
+@pytest.mark.thorough(rows=['0.0001-100000-0.01'])
 @pytest.mark.parametrize('q, count, target', [(1e-4, 10**5, 0.01), (0.01, 1000, 2.0)])
 def test_a_calibration_takes_few_transforms(q, count, target, monkeypatch):
   """What its time is spent on; each transform of four million numbers takes a second."""

@@ -147,6 +147,7 @@ def truth(case, noise_multiplier, epsilon):
   return largest
 
 
+@pytest.mark.thorough(rows=['0.3-*', "1.0-PoissonExamples(sampling_probability*it': 'user'}"])
 @exact_cases
 @pytest.mark.parametrize('epsilon', [0.3, 1.0])
 def test_delta_is_never_below_the_truth_and_hardly_above(case, epsilon):
@@ -201,6 +202,7 @@ def test_a_calibrated_plan_keeps_to_its_target(case):
   assert (0.99 if case.above <= 0.01 else 0.9) < plan.epsilon() <= 1.0
 
 
+@pytest.mark.thorough(rows=['PoissonExamples*'])
 @cases
 def test_a_second_accountant_says_the_same(case):
   plan = case.plan(target_delta=1e-4)

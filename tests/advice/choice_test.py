@@ -93,6 +93,7 @@ def test_memory_is_a_count(memory):
     advice.choose(make_plan(sampling.FixedOrder()), memory=memory)
 
 
+@pytest.mark.thorough
 def test_the_chosen_plan_keeps_epsilon_and_has_less_error():
   given = make_plan(sampling.Poisson(), steps=64, batch_size=50, population_size=800)
   chosen = least_error_plans.choose_plan(given, memory=16)
@@ -123,6 +124,7 @@ def error(plan):
   return plan.noise_multiplier * plan.mechanism.rmse(plan.steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('seed', [0, *[pytest.param(s, marks=pytest.mark.slow) for s in (1, 2)]])
 def test_no_factor_of_the_population_is_better(seed):
   """The formula of jax_privacy's choice, with as many bands as groups."""
@@ -143,6 +145,7 @@ def test_no_factor_of_the_population_is_better(seed):
       assert theirs.epsilon() > given.epsilon()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings('ignore:`target_delta` should be')
 def test_bins_and_gaps_are_chosen_where_draws_show_that_they_are_better():
   given = dataclasses.replace(make_plan(sampling.FixedOrder(), 16, 50, 800), target_delta=.02,

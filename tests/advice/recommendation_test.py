@@ -105,6 +105,7 @@ def test_the_public_examples_alone_are_tried_whatever_the_time():
   assert found.plan is None and found.rows[1].loss < found.rows[0].loss
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_answer(found):
   again = recommend()
   assert again.rows == found.rows and again.settings == found.settings
@@ -130,6 +131,7 @@ def test_the_model_stays_as_it_is_until_it_is_asked_for():
   assert plain.ledger.epsilon() == 0
 
 
+@pytest.mark.thorough
 def test_an_interrupted_search_gives_the_best_so_far(monkeypatch):
   calls = []
 
@@ -143,6 +145,7 @@ def test_an_interrupted_search_gives_the_best_so_far(monkeypatch):
   assert len(calls) >= 60 and one.rows and one.model is not None
 
 
+@pytest.mark.thorough
 def test_code_trains_what_is_proposed(found):
   text = found.code()
   names = dict(keras=keras, np=np, tfdp=tfdp, model=logistic(), loss=LOSS, public=examples(100, 0),
@@ -193,6 +196,7 @@ def test_without_public_examples_it_is_a_guess_that_says_so():
   assert isinstance(one.model, tfdp.DPModel)
 
 
+@pytest.mark.thorough
 def test_tokens_and_several_inputs_are_tried_as_given():
   a, b = keras.Input([3]), keras.Input([2], dtype='int32')
   tokens = layers.Flatten()(layers.Embedding(5, 2)(b))
@@ -204,6 +208,7 @@ def test_tokens_and_several_inputs_are_tried_as_given():
   assert tf.convert_to_tensor(one.model([x[0][:2], x[1][:2]])).shape == (2, 1)
 
 
+@pytest.mark.thorough
 def test_a_frozen_base_is_computed_once_and_its_features_are_scaled(monkeypatch):
   keras.utils.set_random_seed(2)
   base = keras.Sequential([layers.Input([12]), layers.Dense(3, activation='tanh')])

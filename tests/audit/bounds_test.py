@@ -123,6 +123,7 @@ def one_sided(scores, included, delta, confidence):
   return best
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('count', [512, 5000])
 def test_attempts_prove_more_than_others(count):
   """Than two fixed parts of all canaries, and than every threshold of one side, whatever mu."""

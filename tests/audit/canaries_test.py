@@ -205,6 +205,7 @@ def one_call(noise_multiplier):
   return plan, audit.run(build, (x, y), plan, seed=1)
 
 
+@pytest.mark.thorough
 def test_one_call_audit_finds_what_a_model_with_little_noise_remembers():
   plan, report = one_call(0.3)
   assert report.canaries == 240 and report.included.any() and not report.included.all()
@@ -217,6 +218,7 @@ def test_one_call_audit_finds_what_a_model_with_little_noise_remembers():
   assert audit.report(report.scores, report.included, claimed, 1e-5).violated
 
 
+@pytest.mark.thorough
 def test_one_call_audit_of_much_noise_finds_little():
   _, report = one_call(20.0)
   assert not report.violated and report.epsilon_lower < 0.5

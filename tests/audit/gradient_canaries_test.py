@@ -28,6 +28,7 @@ def plan_of(**kwargs):
       target_delta=1e-6, sampling=tfdp.sampling.FixedOrder(), seed=1), **kwargs})
 
 
+@pytest.mark.thorough(but=['tree', 'replace'])
 @pytest.mark.parametrize('plan', [
     plan_of(), plan_of(adjacency='replace'), plan_of(mechanism=tfdp.mechanisms.Tree(steps=8)),
     plan_of(mechanism=tfdp.mechanisms.BandedToeplitz(bands=3, steps=8), steps=4),

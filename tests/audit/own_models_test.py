@@ -33,6 +33,7 @@ def model_of(optimizer, kind=tfdp.DPSequential):
   return model
 
 
+@pytest.mark.thorough
 def test_a_right_model_passes_and_is_left_as_it_was():
   plan = plan_of()
   model = model_of(tfdp.DPAdamSTP(plan=plan, scale_epsilon=.1))
@@ -52,6 +53,7 @@ def test_a_right_model_passes_and_is_left_as_it_was():
     tfdp.audit.white_box(model, data=DATA)
 
 
+@pytest.mark.thorough
 def test_bugs_are_caught():
   with planted.switched() as bugs:
     model = model_of(tfdp.DPAdam(
@@ -75,6 +77,7 @@ class Careless(tfdp.DPSequential):
     return logs
 
 
+@pytest.mark.thorough
 def test_mistakes_beside_the_private_step_are_caught():
   model = model_of(tfdp.DPSGD(plan=plan_of()), Careless)
   model.mean = tf.Variable(tf.zeros([3]), trainable=False)
@@ -104,6 +107,7 @@ def penalized(penalty, kind=tfdp.DPSequential, **arguments):
   return model
 
 
+@pytest.mark.thorough
 def test_data_in_penalties_end_in_a_verdict():
   """A penalty of weights alone is none, however large."""
   data = DATA[0][:3, :2]

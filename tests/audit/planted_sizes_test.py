@@ -52,6 +52,7 @@ def noise_times(factor):
     yield
 
 
+@pytest.mark.thorough(rows=['noise times 0', 'noise times 0.7', 'noise times inf'])
 @pytest.mark.parametrize('plant', [
     *(pytest.param(lambda f=f: clipped_at(f), id=f'clip times {f:g}')
       for f in (1.1, 1e12, math.inf, math.nan)),
@@ -89,6 +90,7 @@ def optimizer(**changed):
           'plan', {})}), seed=5, **changed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('clipping', [tfdp.clipping.Quantile(stddev=1.0), tfdp.clipping.Slack()])
 def test_the_noise_of_what_rides_along_is_seen_under_replace(clipping):
   """Outside the clip norm against an opposite just inside: the mean and the count both move."""
@@ -106,6 +108,7 @@ def test_the_noise_of_what_rides_along_is_seen_under_replace(clipping):
     assert wrong.size == pytest.approx(math.sqrt(1.75), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_tail_that_is_cut_is_seen():
   transform = streams._transform
   right = noise_rows.measure(subjects.of(optimizer(plan=dict(steps=12)), 512), 3)
@@ -136,6 +139,7 @@ def test_wrong_accounting_is_seen(bug):
       [] if bug is None else ['accounting']), str(report)
 
 
+@pytest.mark.thorough
 def test_what_follows_may_be_set_by_the_command_line(capsys):
   assert main.main([*COMMAND, '--set', 'quantile_clip=0.5']) == 2
   assert 'Use larger batches' in capsys.readouterr().err

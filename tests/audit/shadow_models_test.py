@@ -52,6 +52,7 @@ def test_logits_of_sure_classifiers_are_finite():
   assert scores[2] == pytest.approx(np.log(3))
 
 
+@pytest.mark.thorough
 def test_a_keras_model_that_learns_by_heart_is_found():
   """Random labels: whoever is right on a record has seen it."""
   keras, rng = compat.keras, np.random.default_rng(0)

@@ -30,6 +30,7 @@ def test_every_class_is_audited():
   assert public == set(white_box.METHODS)
 
 
+@pytest.mark.thorough(but=['DPSGD', 'DPAdamIME'])
 @pytest.mark.parametrize('name', sorted(set(white_box.METHODS) - {'NonPrivateNoiselessAdam'}))
 def test_a_correct_class_is_not_refuted(name):
   report = tfdp.audit.white_box(optimizer(name), canaries=128, seed=1)
@@ -42,6 +43,7 @@ def test_a_correct_class_is_not_refuted(name):
   assert json.loads(json.dumps(report.to_dict(), allow_nan=False))['violated'] is False
 
 
+@pytest.mark.thorough(but=['DPSGD', 'DPAdamIME', 'DPAdamSTP', 'DP2Yogi'])
 @pytest.mark.parametrize('name', sorted(set(white_box.METHODS) - {'NonPrivateNoiselessAdam'}))
 def test_planted_bugs_are_caught(name):
   with planted.switched() as bugs:
@@ -94,6 +96,7 @@ def query(name, **kwargs):
       adjacency='replace' if name == 'dp_adam_jme' else 'zero_out'), **kwargs})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', sorted(QUERIES))
 def test_queries_are_audited_and_their_bugs_caught(name):
   report = tfdp.audit.white_box(query(name), seed=1)
@@ -117,6 +120,7 @@ def test_a_query_with_a_plan_of_users():
   assert not report.violated and report.claimed == plan.epsilon() and report.batches.steps == 10
 
 
+@pytest.mark.thorough
 def test_a_plan_of_users_by_the_command_line(capsys):
   command = ['audit', '--white-box', '--unit', 'user', '--method', 'DPAdam', '--canaries', '64',
              '--steps', '8', '--batch-size', '8', '--confidence', '0.999999', '--json']
@@ -132,6 +136,7 @@ def test_a_plan_of_users_by_the_command_line(capsys):
   assert report['change']['size'] == pytest.approx(3, rel=1e-3)
 
 
+@pytest.mark.thorough(but=['mechanism0'])
 @pytest.mark.parametrize('mechanism', [
     tfdp.mechanisms.BandedToeplitz(bands=3, steps=8), tfdp.mechanisms.BLT(buffers=2, steps=8),
     tfdp.mechanisms.Tree(steps=8)])
@@ -152,6 +157,7 @@ def test_an_epsilon_that_was_never_claimed_is_refuted():
   assert report.canaries.epsilon_lower > 0.5
 
 
+@pytest.mark.thorough
 def test_what_claims_nothing_is_not_refuted_unless_a_claim_is_made():
   make = lambda: optimizer('NonPrivateNoiselessAdam')
   report = tfdp.audit.white_box(make(), canaries=64)
@@ -161,6 +167,7 @@ def test_what_claims_nothing_is_not_refuted_unless_a_claim_is_made():
   assert claimed.to_dict()['change']['size'] is None  # Infinitely far.
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_audited_is_refused():
   used = optimizer('DPSGD')
   tfdp.audit.white_box(used, canaries=64)

@@ -23,6 +23,7 @@ def command(tmp_path_factory):
           '--batch-size', '32', '--method', 'dp_adam']
 
 
+@pytest.mark.thorough
 def test_a_private_run_is_consistent(command, capsys):
   assert main.main([*command, '--steps', '5', '--canaries', '80', '--json']) == 0
   report = json.loads(capsys.readouterr().out)
@@ -31,6 +32,7 @@ def test_a_private_run_is_consistent(command, capsys):
   assert report['method'] == 'DP-Adam' and report['confidence'] == .95
 
 
+@pytest.mark.thorough
 def test_training_without_noise_is_refuted(command, capsys, monkeypatch):
   """The claim is a tiny epsilon, but what runs adds hardly any noise."""
   prepare = compare.prepare
@@ -49,12 +51,14 @@ def test_training_without_noise_is_refuted(command, capsys, monkeypatch):
   assert 'THE CLAIM IS REFUTED' in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_an_audit_that_can_prove_nothing_says_so(command, capsys):
   assert main.main([*command, '--steps', '2', '--canaries', '20']) == 0
   text = capsys.readouterr().out
   assert 'can prove NOTHING' in text and 'It would take' in text
 
 
+@pytest.mark.thorough
 def test_too_many_canaries(command, capsys):
   assert main.main([*command, '--canaries', '4000']) == 2
   assert '--canaries must be from 2 to the number of training sentences' in capsys.readouterr().err

@@ -48,6 +48,7 @@ def rows(path):
   return json.loads((path / 'results.json').read_text(encoding='utf-8'))['rows']
 
 
+@pytest.mark.thorough
 def test_every_method_is_in_the_table(finished):
   by_method = {row['method']: row for row in rows(finished)}
   private = {m.label for m in settings.CENTRALIZED.values() if m.optimizer}
@@ -64,6 +65,7 @@ def test_every_method_is_in_the_table(finished):
       assert row['seconds_per_step'] > 0 and row['curve'][-1][1] == row['loss']
 
 
+@pytest.mark.thorough
 def test_epsilon_is_what_the_noise_gives(finished):
   size = json.loads((finished / 'results.json').read_text(encoding='utf-8'))['training_sentences']
   statement = (finished / 'privacy.txt').read_text(encoding='utf-8')
@@ -81,6 +83,7 @@ def test_epsilon_is_what_the_noise_gives(finished):
   assert claimed == pytest.approx(together, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_files_and_their_paths(finished, capsys, folder):
   assert (finished / 'curves.png').read_bytes()[:4] == b'\x89PNG'
   statement = (finished / 'privacy.txt').read_text(encoding='utf-8')
@@ -114,6 +117,7 @@ def test_results_are_never_overwritten(folder, finished, capsys):
   assert (finished / 'results.json').read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_tuning_takes_the_least_validation_loss_and_counts_its_runs(folder, monkeypatch, capsys):
   method = settings.Method('DP-SGD', 'DPSGD', dict(learning_rate=1., l2_norm_clip=1.),
                            dict(learning_rate=(1e-6, 1.)))

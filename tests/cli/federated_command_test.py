@@ -39,6 +39,7 @@ def results(path):
   return json.loads((path / 'results.json').read_text(encoding='utf-8'))
 
 
+@pytest.mark.thorough
 def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
   few = {name: settings.CENTRALIZED[name] for name in ('adam', 'dp_sgd')}
   monkeypatch.setattr(settings, 'CENTRALIZED', few)
@@ -87,6 +88,7 @@ def test_too_many_clients_per_round(folder, capsys):
   assert 'at most the number of training clients' in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys, monkeypatch):
   from tfdp_adaptive.federated import releases  # pylint: disable=import-outside-toplevel
 
@@ -119,6 +121,7 @@ def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys,
   assert main.main(command) == 0
 
 
+@pytest.mark.thorough
 def test_a_run_that_lost_its_worker_goes_on(folder, capsys, monkeypatch):
   from tfdp_adaptive.federated import rounds  # pylint: disable=import-outside-toplevel
   run, taken = rounds.run, []

@@ -22,6 +22,7 @@ def results(capsys, folder, *arguments):
   return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.thorough
 def test_numbers_are_the_mechanisms_own(capsys, tmp_path):
   pattern = dict(min_sep=20, max_participations=5)
   content = results(

@@ -154,6 +154,7 @@ PRIVACY = ['privacy', '--population-size', '1000', '--batch-size', '10', '--step
            '--noise-multiplier', '1', '--sampling', 'fixed-order']
 
 
+@pytest.mark.thorough
 def test_output_that_cannot_be_written(tmp_path):
   with open('/dev/full', 'w', encoding='utf-8') as full:
     done = tfdp(*PRIVACY, capture_output=False, stdout=full, stderr=subprocess.PIPE)
@@ -170,6 +171,7 @@ def test_output_that_cannot_be_written(tmp_path):
   assert shell.returncode == 0
 
 
+@pytest.mark.thorough
 def test_an_interrupt_at_any_moment_ends_in_one_line(tmp_path):
   """While libraries load, text is read, or noise is found."""
   script = ('import sys; from tfdp_adaptive.cli import main; print("ready", flush=True)\n'
@@ -190,6 +192,7 @@ def test_an_interrupt_at_any_moment_ends_in_one_line(tmp_path):
     assert 'Traceback' not in said
 
 
+@pytest.mark.thorough
 def test_help_and_wrong_arguments_do_not_wait_for_libraries(broken):
   computing = {'mechanism', 'privacy'}  # Their choices are those of the accounting.
   script = ('import sys; from tfdp_adaptive.cli import main\n'

@@ -28,6 +28,7 @@ def test_a_claim_that_does_not_hold(capsys, monkeypatch):
   assert 'The claim is violated' in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_json_without_a_guarantee(capsys):
   assert main.main([*COMMAND, '--method', 'NonPrivateNoiselessAdam', '--json']) == 0
   report = json.loads(capsys.readouterr().out)

@@ -74,6 +74,7 @@ def made(name):
   return oracle.randomized(model), x
 
 
+@pytest.mark.thorough(rows=['RNN', 'ConvLSTM*'])
 @pytest.mark.parametrize('name', WEIGHTED)
 def test_layers_with_weights(name):
   model, x = made(name)

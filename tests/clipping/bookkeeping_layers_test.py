@@ -120,6 +120,7 @@ def in_float32(name):
   return model, x, oracle.defined(model, x)
 
 
+@pytest.mark.thorough(but=['float64-images', 'mixed_float16-sequences'])
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('policy', ['float64', 'mixed_float16', 'mixed_bfloat16'])
 def test_precisions(name, policy):
@@ -131,6 +132,7 @@ def test_precisions(name, policy):
   assert all(t.dtype == wide for t in clipped.sums[0].total + clipped.sums[1].square)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_in_functions(name, jit_compile):
@@ -138,6 +140,7 @@ def test_in_functions(name, jit_compile):
   oracle.check_against(definition, model, x, jit_compile=jit_compile)
 
 
+@pytest.mark.thorough
 def test_every_registered_kind_is_in_some_table():
   """A kind without a line in these tables is not tested in every precision."""
   tested = set()

@@ -151,6 +151,7 @@ def test_an_unknown_layer_with_several_arguments():
   oracle.check(oracle.randomized(model), [floats(4, 2, 3), floats(4, 3)])
 
 
+@pytest.mark.thorough
 def test_a_recurrent_layer_of_unknown_cells():
   x = floats(3, 4, 2)
   cells = layers.StackedRNNCells([layers.SimpleRNNCell(3), layers.GRUCell(2)])
@@ -204,6 +205,7 @@ def test_dropout_is_fresh_each_step_and_the_same_in_both_passes(known):
         clipped.sums[0].total[index], hidden.numpy().T @ error, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.thorough(but=['layer0', 'layer3'])
 @pytest.mark.parametrize('layer', [
     (layers.LSTM, dict(dropout=0.5)), (layers.LSTM, dict(recurrent_dropout=0.5)),
     (layers.GRU, dict(dropout=0.3, recurrent_dropout=0.5, reset_after=False)),

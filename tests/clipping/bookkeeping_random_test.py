@@ -5,6 +5,7 @@ import bookkeeping_oracle as oracle
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -66,6 +67,7 @@ def models(draw):
   return keras.Model(inputs, x), tf.constant(values, inputs.dtype), mask
 
 
+@pytest.mark.thorough
 @hypothesis.given(models())
 @hypothesis.settings(max_examples=12, suppress_health_check=list(hypothesis.HealthCheck))
 def test_random_models(drawn):

@@ -87,6 +87,7 @@ def attributes(model):
   return [{name: id(value) for name, value in vars(one).items() if ours(name)} for one in every]
 
 
+@pytest.mark.thorough
 def test_a_pass_that_breaks_off():
   """At every call of every function of the model, in all passes over it."""
   model, trap, batch = built()
@@ -115,6 +116,7 @@ def test_a_pass_that_breaks_off():
   np.testing.assert_array_equal(first, again)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('records', [False, True])
 def test_another_thread_takes_turns(records):
   """Between any two layers: both get what they get alone."""

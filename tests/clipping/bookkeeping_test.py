@@ -36,6 +36,7 @@ def test_dense():
   oracle.check(randomized(model), x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('jit_compile', [False, True])
 def test_dense_in_a_function(jit_compile):
   model = mlp()
@@ -202,12 +203,14 @@ RECURRENT = {
 }
 
 
+@pytest.mark.thorough(but=['lstm', 'gru', 'gru reset before'])
 @pytest.mark.parametrize('name', RECURRENT)
 def test_recurrent(name):
   x = floats(5, 6, 3)
   oracle.check(small(x, RECURRENT[name]()), x)
 
 
+@pytest.mark.thorough(but=['<lambda>0'])
 @pytest.mark.parametrize('layer', [
     lambda: layers.LSTM(4, return_sequences=True), lambda: layers.GRU(4, go_backwards=True),
     lambda: layers.Bidirectional(layers.SimpleRNN(3, return_sequences=True))])
@@ -218,6 +221,7 @@ def test_recurrent_with_a_mask(layer):
   oracle.check(randomized(model), x)
 
 
+@pytest.mark.thorough
 def test_encoder_and_decoder():
   sentence, start = keras.Input((5, 3)), keras.Input((2, 3))
   _, *state = layers.LSTM(4, return_state=True)(sentence)

@@ -28,6 +28,7 @@ def text():
   return oracle.randomized(model), tf.constant(np.random.default_rng(0).integers(0, 7, (5, 3)))
 
 
+@pytest.mark.thorough(rows=['512'])
 @pytest.mark.parametrize('size', [1, 2**9])  # One example at a time, or some.
 def test_sums_are_those_of_single_records(size, monkeypatch):
   monkeypatch.setattr(materialized, 'RECORD_BYTES', size)
@@ -52,6 +53,7 @@ def test_sums_are_those_of_single_records(size, monkeypatch):
   np.testing.assert_allclose(clipped.norms[1], scaled, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_compiled():
   model, x = text()
   batch = oracle.batch_of(x, model(x))

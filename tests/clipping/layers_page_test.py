@@ -17,6 +17,7 @@ def test_every_layer_of_keras_with_weights_has_a_line():
   assert not missing and len(layers_table.with_weights()) > 30
 
 
+@pytest.mark.thorough
 def test_the_page_is_what_the_program_writes():
   """`python tests/clipping/layers_table.py` writes it."""
   written = layers_table.PAGE.read_text(encoding='utf-8').splitlines()

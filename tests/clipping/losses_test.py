@@ -110,6 +110,7 @@ def _target_of(name, outputs):
   return y
 
 
+@pytest.mark.thorough(rows=['squared_hinge'])
 @pytest.mark.pitfall(
     "A loss normalises over the batch, as by a mask's mean.",
     severity='critical', stops='the loss is computed for each example separately')
@@ -151,6 +152,7 @@ def contrastive(y, outputs):
       tf.range(tf.shape(outputs)[0]), tf.matmul(outputs, y, transpose_b=True))
 
 
+@pytest.mark.thorough(rows=['contrastive-y0', '<lambda>-y1'])
 @pytest.mark.parametrize('loss, y', [
     (contrastive, VALUES),
     (lambda y, p: tf.reduce_mean(tf.square(p - y), -1) / tf.reduce_max(p), VALUES),

@@ -114,6 +114,7 @@ def assert_sums(sums, totals, clip, count):
       np.testing.assert_allclose(got, want**power, rtol=0, atol=1e-4 * count * clip**power)
 
 
+@pytest.mark.thorough(but=['rank one', 'explicit', 'embedding', 'generic', 'blocks'])
 @pytest.mark.pitfall(
     'One finite record of enormous size turns the release into NaN, or overflows its own norm.',
     severity='high',
@@ -143,6 +144,7 @@ def test_book_keeping(name):
       assert np.linalg.norm(leaf) <= n * max(clip, clip**2) * (1 + 1e-4)
 
 
+@pytest.mark.thorough(but=['rank one-layered', 'rank one-loop'])
 @pytest.mark.parametrize('engine', ['layered', 'materialized', 'loop'])
 @pytest.mark.parametrize('name', ['rank one', 'normalised'])
 def test_other_engines(engine, name):

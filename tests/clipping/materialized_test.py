@@ -108,6 +108,7 @@ def _flat(tree):
 SQUARES = contract.Statistic(True, None, None)
 
 
+@pytest.mark.thorough(but=['dense-looped-1-scaled', 'per_step-*'])
 @pytest.mark.parametrize('name,engine,pieces,geometry', [
     ('dense', 'vectorized', 1, 'isotropic'), ('dense', 'looped', 1, 'scaled'),
     ('dense', 'vectorized', 4, 'scaled'), ('sequence', 'looped', 2, 'isotropic'),

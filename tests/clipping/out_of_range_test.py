@@ -58,6 +58,7 @@ def data():
           rng.integers(0, CLASSES, (4, 2)).astype(np.int32))
 
 
+@pytest.mark.thorough(rows=['-1-id-materialized'])
 @pytest.mark.pitfall(
     'A token id or label that does not exist stops the training: one record decides whether '
     'there is a model.',
@@ -91,6 +92,7 @@ def test_a_label_of_weight_zero_is_not_looked_at(sums):
   assert np.all(np.isfinite(sums('bookkeeping', x, y, weight=weight).norms[0]))
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'Records are left out silently because of bad ids.',
     severity='medium', stops='the diagnostics count them, and are marked as not private')
@@ -124,6 +126,7 @@ class Own(layers.Layer):
                          [0, tf.zeros(tf.concat([tf.shape(x)[:2], [CLASSES]], 0))])[1]
 
 
+@pytest.mark.thorough(but=['_frozen-int32-7', '_frozen-float32-nan'])
 @pytest.mark.parametrize('make, dtype, value', [
     (_frozen, 'int32', WORDS), (_frozen, 'float32', -3.0), (_frozen, 'float32', np.nan),
     (lambda: [layers.Embedding(WORDS, 4), layers.Dense(CLASSES)], 'float32', 1e20),
@@ -141,6 +144,7 @@ def test_tables_that_are_not_trained_and_ids_of_other_types(make, dtype, value):
   assert all(np.all(np.isfinite(w)) for w in model.get_weights())
 
 
+@pytest.mark.thorough
 def test_a_table_may_be_asked_for_constants():
   """Positions that a layer made when it was built, as vision transformers do."""
 

@@ -166,6 +166,7 @@ def test_square_is_of_the_clipped_record():
   assert np.sum(join(sums.square)) == pytest.approx(0.49)
 
 
+@pytest.mark.thorough
 def test_xla_and_vectorized():
   """As engines call it: mapped over records, with and without a compiler."""
   rng = np.random.default_rng(0)

@@ -64,6 +64,7 @@ def test_the_largest_weight_of_psac(r, largest):
   assert w[0] == pytest.approx(2.0, rel=1e-3) and np.all(np.diff(n * w) > 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('dtype', [
     tf.float32, pytest.param(tf.float64, marks=pytest.mark.slow)])
 def test_never_above_the_clip_norm(dtype):

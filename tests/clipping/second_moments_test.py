@@ -91,6 +91,7 @@ def test_of_a_model():
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_every_other_kind_of_layer_has_sides_of_its_shape():
   """Heads, norms and depthwise layers."""
   inputs = keras.Input((4, 6))

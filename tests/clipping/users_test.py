@@ -65,6 +65,7 @@ def by_user(model, batch):
            for v in range(len(single[0]))] for u in range(USERS)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('engine, make, record', [
     ('bookkeeping', mixed, 'mean'), ('bookkeeping', sequence, 'sum'),
     ('layered', sequence, 'sum'),

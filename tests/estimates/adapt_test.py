@@ -92,6 +92,7 @@ def test_a_private_vocabulary():
     assert weight_ledger.Ledger([layer]).runs()
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'A layer is adapted to the private data, so it holds their exact mean or vocabulary.',
     severity='critical',

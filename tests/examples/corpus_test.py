@@ -136,6 +136,7 @@ def test_split_is_fixed_disjoint_and_keeps_clients_together():
   assert min(map(len, corpus.split(anonymous))) > 150 and not corpus.by_client(anonymous)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not SHARED.exists(), reason='the shared data sets are not here')
 def test_real_files():
   posts = corpus.read(SHARED / 'stackexchange' / 'posts.jsonl.xz')

@@ -34,6 +34,7 @@ def test_every_method_has_a_grid_of_one_size_that_holds_its_settings(case):
       assert method.settings[name] in values, (method.label, name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('case, names', [
     (showcases.SCALES, ['adam', 'dp_adam_stp']), (showcases.NOISE, ['independent', 'banded'])],
                          ids=['scales', 'noise'])

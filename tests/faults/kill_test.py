@@ -42,6 +42,7 @@ def live_some_time(seconds, mother, path, *arguments):
   return mother.status, output.read_text()
 
 
+@pytest.mark.thorough
 def test_fit_with_backups_survives_kills(mother, tmp_path):
   path = tmp_path / 'ledger'
   assert live(mother, path, 25, tmp_path, 40)[0] == -9

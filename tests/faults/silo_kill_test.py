@@ -14,6 +14,7 @@ VICTIM = pathlib.Path(__file__).with_name('silo_victim.py')
 KILLS = int(os.environ.get('TFDP_KILLS', 3))
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'A silo is killed during a round, or after saving and before answering.',
     severity='critical',

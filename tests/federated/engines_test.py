@@ -35,6 +35,7 @@ def answers(process, users, cohort):
   return flat(outcome.answers), outcome.exact()
 
 
+@pytest.mark.thorough
 @pytest.mark.federated
 @pytest.mark.parametrize('name', TABLE)
 def test_a_round_is_the_same_in_process_and_in_tff(name):
@@ -56,6 +57,7 @@ def test_a_round_is_the_same_in_process_and_in_tff(name):
     np.testing.assert_allclose(mine[1][metric], value, rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.federated
 def test_a_run_goes_on_in_the_other_engine(tmp_path):
   plan, users = regression.make_plan(steps=3), tfdp.federated.Users(
@@ -85,6 +87,7 @@ RUNS = {
 }
 
 
+@pytest.mark.thorough(but=['flower-*'])
 @pytest.mark.parametrize('name', RUNS)
 @pytest.mark.parametrize('other', [pytest.param('tff', marks=pytest.mark.federated), 'flower'])
 def test_a_run_is_the_same_in_every_engine(name, other):

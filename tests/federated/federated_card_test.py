@@ -6,6 +6,7 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 import regression
 
 import tfdp_adaptive as tfdp
@@ -21,6 +22,7 @@ def wrong(card, weights=None):
   return [one.text for one in card_checks.check(card, weights) if one.kind == card_checks.WRONG]
 
 
+@pytest.mark.thorough
 def test_the_card_of_a_simulation_is_what_was_run(tmp_path):
   process = regression.build(rules.dp_adam(), regression.make_plan(steps=4))
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)

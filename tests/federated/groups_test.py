@@ -121,6 +121,8 @@ def leaves(process, users, cohort, one_by_one=False):
   return [np.asarray(x, np.float64) for x in tf.nest.flatten([outcome.answers, exact])]
 
 
+@pytest.mark.thorough(rows=[
+    'functional', 'gradients', 'momentum, scaled, weighted', 'normalization', 'remembering'])
 @pytest.mark.parametrize('name', PROCESSES)
 def test_groups_give_what_clients_give_one_by_one(name):
   process, users = PROCESSES[name](), make_users()

@@ -77,6 +77,7 @@ def descriptions():
           for name, make in table.items()}
 
 
+@pytest.mark.thorough
 def test_descriptions_differ_and_are_the_same_in_another_process():
   """None holds an address, whatever the callable."""
   mine = descriptions()

@@ -76,6 +76,7 @@ def run(process, examples):
   return np.asarray(trajectory)
 
 
+@pytest.mark.thorough(but=['in_process-*'])
 @pytest.mark.parametrize('name', RULES)
 def test_equals_numpy_over_user_deltas(name, engine):
   examples = regression.make_users()
@@ -102,6 +103,7 @@ def test_correlated_noise_equals_numpy_too(mechanism, engine):
       rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.thorough(but=['in_process-*', 'tff-two releases'])
 @pytest.mark.parametrize('make', [
     rules.dp_adam_ime, lambda: rules.dp_soap(refresh_every=2),
     lambda: rules.dp_shampoo(refresh_every=2), rules.dp_muon],
@@ -146,6 +148,7 @@ def test_weights_by_number_of_examples_are_capped(engine):
       regression.flat(process.get_model_weights(state)), -0.5 * total / 3, rtol=1e-4)
 
 
+@pytest.mark.thorough(rows=['tff'])
 def test_federated_sgd_answers_with_the_gradient(engine):
   examples = regression.make_users()
   plan = regression.make_plan(noise_multiplier=0.0, l2_norm_clip=100.0)
@@ -194,6 +197,7 @@ def test_a_neighbouring_population_moves_the_mean_by_the_clip_norm_at_most(engin
   assert distances['negated'] == pytest.approx(bound, rel=1e-4)  # The bound is met.
 
 
+@pytest.mark.thorough(rows=['tff'])
 @pytest.mark.pitfall(
     "Exact sums or counts of clients are in a round's result.",
     severity='critical', stops='they are left out unless you request them as `not_private/`')

@@ -73,6 +73,7 @@ def released_rounds(path):
   return [int(row['round']) for row in released_rows(path)]
 
 
+@pytest.mark.thorough(rows=['clients'])
 @pytest.mark.parametrize('point', ['clients', 'save', 'replace', 'evaluate', 'release'])
 def test_a_run_that_was_cut_off_ends_like_one_that_was_not(
     point, process, users, straight, tmp_path, monkeypatch):
@@ -164,6 +165,7 @@ def unseeded(process, out, **kwargs):
         progress=False, **kwargs)
 
 
+@pytest.mark.thorough
 def test_kill_9(tmp_path):
   """At four points, one process after the other: each goes on where the last one was."""
   root = pathlib.Path(__file__).parents[2]

@@ -48,6 +48,7 @@ def total(process, users, cohort=None, workers=1, **kwargs):
   return np.concatenate([np.ravel(x) for x in tf.nest.flatten(outcome.answers)]), outcome
 
 
+@pytest.mark.thorough(rows=['tff'])
 def test_calls_and_workers_do_not_change_the_sum(process, monkeypatch):
   users = Flaky()
   expected, outcome = total(process, users)

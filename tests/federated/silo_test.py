@@ -50,6 +50,7 @@ PLANS = {
 }
 
 
+@pytest.mark.thorough(but=['correlated'])
 @pytest.mark.parametrize('name', PLANS)
 def test_rounds_are_one_fit_with_the_same_weights_passed_through(name, tmp_path):
   plan = make_plan(**PLANS[name])
@@ -111,6 +112,7 @@ def test_weights_that_were_set_before_a_plan_are_told_of_too():
   model.set_weights(model.get_weights())  # These have a ledger.
 
 
+@pytest.mark.thorough
 def test_what_the_weights_cost_before_is_counted_once(tmp_path):
   base, plan = make_plan(steps=3), make_plan()
   model = make(base)
@@ -136,6 +138,7 @@ def test_a_round_that_was_not_answered_is_answered_from_the_folder(tmp_path):
   assert silo.ledger.entries[0].steps == 6
 
 
+@pytest.mark.thorough
 def test_the_learning_rate_is_that_of_the_round(tmp_path):
   plan = make_plan(noise_multiplier=0.0)
   silo, moved = Silo(tmp_path / 'silo', plan=plan), []

@@ -11,6 +11,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.federated import rounds
 
 
+@pytest.mark.thorough(rows=['tff'])
 def test_simulate_is_the_process_on_the_cohorts_of_the_plan(engine):
   plan = regression.make_plan(steps=4)
   process = regression.build(rules.dp_adam(), plan, engine)
@@ -121,6 +122,7 @@ def test_refusals():
         process, tfdp.federated.Users(regression.make_users(5), batch_size=4))
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'Weights of a federated run are trained further in Keras, or the other way round, and '
     'only one run is stated.',

@@ -39,6 +39,7 @@ def build_model(num_ids):
       tf.keras.layers.Dense(num_ids, kernel_initializer='zeros')])
 
 
+@pytest.mark.thorough
 def test_next_word():
   sentences = [corpus.Sentence(f'client{i % 40}', tuple('abcdefgh'[j % 8] for j in range(i, i + 6)))
                for i in range(200)]
@@ -60,6 +61,7 @@ def test_next_word():
       assert set(kept['y'][given['y'] == 8]) <= {0}
 
 
+@pytest.mark.thorough
 def test_tag_prediction():
   questions = [tag_prediction.Question(f'client{i % 50}', ('red', 'apple') if i % 2 else ('sea',),
                                        ('fruit',) if i % 2 else ('water',)) for i in range(200)]
@@ -70,6 +72,7 @@ def test_tag_prediction():
   assert end['loss'] < start['loss'] - 1 and end['precision_at_1'] > 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.federated
 @pytest.mark.parametrize('kind', ['word', 'tag'])
 def test_stackoverflow_of_tff(kind):
@@ -103,6 +106,7 @@ def _file(tmp_path):
   return path
 
 
+@pytest.mark.thorough
 def test_stackoverflow(file):
   task = tasks.stackoverflow(file, ('the', 'cat', 'sat'), length=4, max_examples=2,
                              build_model=lambda num_ids: tf.keras.Sequential([

@@ -18,6 +18,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.federated import engines
 
 
+@pytest.mark.thorough
 def test_the_query_works_in_tffs_own_factory():
   """Whoever composes processes from TFF's parts gets the same weights from `RuleQuery`."""
   examples, plan, rule = regression.make_users(), regression.make_plan(), rules.dp_adam()
@@ -32,6 +33,7 @@ def test_the_query_works_in_tffs_own_factory():
       atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_functional_model_gives_the_same_weights():
   examples = regression.make_users()
   plan = regression.make_plan()
@@ -67,6 +69,7 @@ def test_models_made_before_go_on_working():
     model.fit(np.ones([2, 3]), np.ones([2, 1]), verbose=0)
 
 
+@pytest.mark.thorough
 def test_whoever_reads_the_output_sees_its_end():
   """TFF's worker has the output of Python, which must not wait for it."""
   script = ('import numpy as np\nimport tensorflow_federated as tff\n'

@@ -214,6 +214,7 @@ def resident(name):
   return int(text.split(f'{name}:')[1].split()[0]) / 1024
 
 
+@pytest.mark.thorough
 def test_a_hundred_thousand_users_need_no_memory(tmp_path):
   """300,000 rows, 150 MB: what stays is the ids."""
   path = tmp_path / 'large.sqlite'

@@ -136,6 +136,7 @@ HONEST = {
 }
 
 
+@pytest.mark.thorough(rows=['an LSTM that drops', 'a GRU both ways'])
 @pytest.mark.parametrize('name', HONEST)
 def test_honest_models_pass_without_any_difference(name, monkeypatch):
   model = HONEST[name]()

@@ -20,6 +20,7 @@ NAMES = [name for name, kwargs in classes_test.CLASSES.items()
          if 'public_data' not in kwargs and not name.startswith(('NonPrivate', 'PASAN', 'PAGAN'))]
 
 
+@pytest.mark.thorough(but=['DP2Yogi', 'DPAdamJME'])
 @pytest.mark.parametrize('name', sorted(NAMES))
 def test_keras_equals_the_query(name):
   queries = pytest.importorskip('tfdp_adaptive.queries')
@@ -54,6 +55,7 @@ def test_keras_equals_the_query(name):
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', ['DPAdam', 'DPAdamBC', 'DPAdamSTP', 'DPAdamIME'])
 def test_large_models_take_the_same_steps_in_one_pass(name, monkeypatch):
   results = []

@@ -62,6 +62,7 @@ def _by_keras(rewritten):
   assert (__name__ in rewritten) != compat.KERAS_3  # Keras 3 has AutoGraph off.
 
 
+@pytest.mark.thorough
 def test_layers_of_users_alone_are_rewritten(rewritten, monkeypatch):
   monkeypatch.setattr(protocol, 'BLOCK_BYTES', 32)
   model = _compiled(tfdp.DPSequential(

@@ -52,6 +52,7 @@ SCHEMES = pytest.mark.parametrize('plan', [
     ids=lambda plan: type(plan.sampling).__name__ + '-' + plan.adjacency)
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     '`train_on_batch` gets the same batch twice, or batches in another order.',
     severity='critical',
@@ -73,6 +74,7 @@ def test_batches_are_taken_once_and_in_their_order(plan):
   assert model.optimizer.steps_done == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'Batches of another plan are used.',
     severity='critical', stops='an error, because batches are tagged with their plan')
@@ -96,6 +98,7 @@ def changed(batch):
   yield (*batch[:2], np.where(batch[2] == 0, 0, batch[2][0]))
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'Augmentation by concatenation repeats examples within a batch.',
     severity='critical', stops='an error, because every row is tagged with its place')
@@ -160,6 +163,7 @@ def test_weights_are_what_they_seem():
   assert len(set(numbers)) == len(numbers) and min(numbers) > 0 and max(numbers) < 2**28
 
 
+@pytest.mark.thorough(rows=['False'])
 @pytest.mark.parametrize('run_eagerly', [False, True])
 def test_after_a_refusal_the_same_model_trains(run_eagerly):
   """Also where the first batch of all is refused while the step is traced."""
@@ -193,6 +197,7 @@ def test_fit_goes_on_where_it_was_and_after_an_exception():
   assert model.optimizer.steps_done == 6
 
 
+@pytest.mark.thorough
 def test_two_models_and_a_second_optimizer_on_one_plan_each_keep_it():
   plan = make_plan()
   drawn = list(plan.batches((X, Y)))

@@ -226,6 +226,7 @@ def test_backups_survive_kills_while_they_are_written(tmp_path):
   assert not folder.exists()
 
 
+@pytest.mark.thorough
 def test_backups_are_of_one_plan_and_one_process(tmp_path):
   folder, plan = tmp_path / 'backup', make_plan(steps=6)
   backup = lambda: tfdp.callbacks.BackupAndRestore(folder)

@@ -69,6 +69,7 @@ def test_the_table_is_complete():
   assert public == set(CLASSES)
 
 
+@pytest.mark.thorough(but=['DPSGD', 'DPAdamIME', 'DP2Yogi', 'NoisyAdaGrad'])
 @pytest.mark.parametrize('name', sorted(CLASSES))
 def test_fits_and_resumes_mid_phase(name, tmp_path):
   model = _model(_optimizer(name))
@@ -113,6 +114,7 @@ def test_states_its_privacy(name):
     assert plan.epsilon() > 1.2 * dataclasses.replace(plan, extra_releases=()).epsilon()
 
 
+@pytest.mark.thorough
 def test_public_data_as_function_and_data_set():
   results = []
   data_set = tf.data.Dataset.from_tensors(PUBLIC)

@@ -15,6 +15,7 @@ X = (RNG.normal(size=(B, 3)) * RNG.uniform(0.1, 3, (B, 1))).astype('float32')
 Y = RNG.normal(size=(B, 1)).astype('float32')
 
 
+@pytest.mark.thorough(rows=['materialized-1'])
 @pytest.mark.parametrize('engine,pieces', [('bookkeeping', 1), ('materialized', 1), ('auto', 4)])
 def test_numbers_of_a_step(engine, pieces):
   model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(1, use_bias=False)])

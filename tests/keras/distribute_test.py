@@ -4,6 +4,8 @@
 import subprocess
 import sys
 
+import pytest
+
 # Logical devices must be made before TensorFlow starts, hence processes of their own.
 _TWO = '''
 import tempfile
@@ -195,9 +197,11 @@ def test_two_replicas_equal_one_device():
   _run(_EQUAL)
 
 
+@pytest.mark.thorough
 def test_what_mixes_examples_is_refused_before_replicas_see_it():
   _run(_REFUSED)
 
 
+@pytest.mark.thorough
 def test_a_plan_takes_the_steps_of_one_device_in_fit_and_in_a_loop():
   _run(_PLANNED)

@@ -106,6 +106,7 @@ def test_shared_weights_are_counted_once():
   assert layer.layer == 'shared' and layer.route != 'rank one'
 
 
+@pytest.mark.thorough
 def test_why_a_layer_goes_another_way():
   model = sequential(keras.Input((5, 4)), Scale(name='mine'),
                      layers.LSTM(3, stateful=False, name='known'), layers.Dense(2))
@@ -224,6 +225,7 @@ def test_open_axes_are_named_and_no_size_is_made_up():
   assert given.engine == 'bookkeeping' and not given.open_inputs and 'open' not in str(given)
 
 
+@pytest.mark.thorough
 def test_after_training_open_axes_are_those_that_were_trained_on():
   model = open_images()
   model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4), 'mse')

@@ -41,6 +41,7 @@ def _same(left, right, **tolerance):
     np.testing.assert_allclose(a, b, **{**dict(rtol=1e-5, atol=1e-6), **tolerance})
 
 
+@pytest.mark.thorough
 def test_regularizers_are_added_after_the_noise_and_not_clipped():
   regularizer = lambda: dict(kernel_regularizer=keras.regularizers.L2(0.5))
   _same(_trained(_linear(True, **regularizer()), _exact()),
@@ -59,6 +60,7 @@ def test_regularizers_reach_the_scaled_space():
             tfdp.DPAdam, learning_rate=0.01)), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_learning_rate_schedule_weight_decay_and_constraints():
   schedule = lambda: keras.optimizers.schedules.PiecewiseConstantDecay([2, 4], [0.1, 0.05, 0.01])
   _same(_trained(_linear(True), _exact(learning_rate=schedule(), weight_decay=0.1)),
@@ -85,6 +87,7 @@ def test_without_weight_decay_weights_are_written_once_a_step():
   assert len(written()) == 2 * len(direction)
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'If the length of the data is unknown, each epoch ends with one extra row of noise and '
     'one extra weight decay.',
@@ -105,6 +108,7 @@ def test_nothing_is_written_where_data_end():
   _same(*found)
 
 
+@pytest.mark.thorough
 def test_moving_average_of_keras():
   model = _linear(True)
   weights = _trained(model, _exact(use_ema=True, ema_momentum=0.5))
@@ -112,6 +116,7 @@ def test_moving_average_of_keras():
   _same(weights, _trained(reference, keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)))
 
 
+@pytest.mark.thorough
 def test_sample_weights_scale_the_loss_before_clipping():
   weight = np.tile([0.5, 2.0], 2 * B).astype('float32')
   _same(_trained(_linear(True), _exact(), sample_weight=weight),
@@ -127,6 +132,7 @@ def test_sample_weights_scale_the_loss_before_clipping():
   np.testing.assert_allclose(moved, 0.1 / B, rtol=1e-4)
 
 
+@pytest.mark.thorough(but=['auto-mixed_float16'])
 @pytest.mark.parametrize('dtype', ['mixed_bfloat16', 'mixed_float16'])
 @pytest.mark.parametrize('engine', ['auto', 'materialized'])
 def test_mixed_precision_clips_and_adds_noise_in_float32(dtype, engine):
@@ -153,6 +159,7 @@ def test_an_optimizer_that_keras_scales_losses_for_trains_as_it_is():
   _same(*found, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_several_inputs_and_outputs_with_loss_weights():
   def build():
     keras.utils.set_random_seed(6)
@@ -173,6 +180,7 @@ def test_several_inputs_and_outputs_with_loss_weights():
   _same(*weights)
 
 
+@pytest.mark.thorough
 def test_subclassed_models_callbacks_metrics_and_validation(tmp_path):
   class Net(tfdp.DPModel, keras.Model):
     def __init__(self):
@@ -210,6 +218,7 @@ def test_padding_counts_neither_in_losses_nor_in_metrics(records):
   np.testing.assert_allclose(values['mae'], np.mean(np.abs(error)), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_make_private_shares_weights_and_takes_every_kind_of_model():
   inputs = keras.Input((3,))
   functional = keras.Model(inputs, layers.Dense(1)(inputs))
@@ -242,6 +251,7 @@ def test_frozen_layers_stay():
   _same(model.layers[0].get_weights(), before)
 
 
+@pytest.mark.thorough
 def test_weights_that_are_not_trained_may_come_first_also_in_a_saved_model(tmp_path):
   model = tfdp.DPSequential([
       layers.Input((3,)), layers.Dense(4, trainable=False), layers.Dropout(0.5), layers.Dense(1)])
@@ -256,6 +266,7 @@ def test_weights_that_are_not_trained_may_come_first_also_in_a_saved_model(tmp_p
   assert np.abs(loaded.layers[-1].get_weights()[0] - before[0]).max() > 0
 
 
+@pytest.mark.thorough(rows=['True'])
 @pytest.mark.parametrize('jit', [False, True])
 def test_one_trace_serves_all_steps(jit, monkeypatch):
   traces, train_step = [], step.train_step
@@ -267,6 +278,7 @@ def test_one_trace_serves_all_steps(jit, monkeypatch):
   assert model.optimizer.steps_done == 3 and len(traces) == 1
 
 
+@pytest.mark.thorough
 def test_weights_only_and_checkpoint_files_resume(tmp_path):
   models = []
   for _ in range(2):

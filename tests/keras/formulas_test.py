@@ -57,6 +57,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.thorough(but=['*-graph', 'adam-eager'])
 @pytest.mark.filterwarnings('ignore:.*noise_multiplier=0')
 @pytest.mark.parametrize('mode', ['eager', 'graph', 'xla'])
 @pytest.mark.parametrize('name', sorted(OPTIMIZERS))

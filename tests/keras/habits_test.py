@@ -84,6 +84,7 @@ def test_unbuilt_sequential_under_a_plan_with_class_weights_and_no_alarm():
   assert model.ledger.epsilon() == plan.epsilon()  # Spent, one call away.
 
 
+@pytest.mark.thorough
 def test_strings_are_split_into_words_in_the_model():
   words = layers.TextVectorization(20, output_sequence_length=3)
   tfdp.estimates.adapt(words, ['a b c', 'd e f'], public='the alphabet')
@@ -212,6 +213,7 @@ def test_metrics_get_no_weights_where_nothing_is_left_out():
   np.testing.assert_allclose(logs['hits'], logs['accuracy'], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_layer_frozen_after_compile_is_not_trained():
   trained = []
   for late in (False, True):
@@ -279,6 +281,7 @@ def test_a_sequential_model_keeps_its_inputs():
   np.testing.assert_array_equal(private(x), model(x))
 
 
+@pytest.mark.thorough
 def test_a_functional_model_keeps_its_structure():
   """Of outputs, by keys that are not the layers' names, and of inputs."""
   a, b = keras.Input([4], name='left'), keras.Input([4], name='right')

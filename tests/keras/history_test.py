@@ -161,12 +161,14 @@ def test_a_checkpoint_of_another_plan_leaves_no_epsilon(tmp_path):
       other.fit(other.optimizer.plan.batches((X, Y), start_step=2), verbose=0)
 
 
+@pytest.mark.thorough
 def test_spent_is_less_than_planned():
   model = trained(make_plan(), steps=1)
   assert model.ledger.epsilon() == pytest.approx(make_plan().epsilon(1))
   assert model.ledger.epsilon() < model.optimizer.epsilon()
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'The model is wrapped again, or shares a layer with another.',
     severity='critical', stops='runs on any of its weights are counted')
@@ -193,6 +195,7 @@ def test_neighbours_of_two_kinds_have_no_common_epsilon():
   assert 'no epsilon of all runs together can be stated' in model.optimizer.statement()
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'Weights were trained in a run that left no record.',
     severity='critical', stops='no epsilon is stated')
@@ -204,6 +207,7 @@ def test_a_run_without_plan_leaves_no_epsilon():
   assert trained(plan, model).optimizer.epsilon() == float('inf')
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'The history is lost when the model is saved.',
     severity='critical', stops='the ledger is saved with the weights')

@@ -262,6 +262,7 @@ def check_random(count, step='fit'):
   any_sequence()
 
 
+@pytest.mark.thorough
 def test_no_way_around_the_ledger():
   check_random(18)
 
@@ -293,6 +294,8 @@ SEQUENCES = {
 }
 
 
+@pytest.mark.thorough(rows=[
+    'a file of another run', 'a run that goes on', 'checkpoints', 'two optimizers'])
 @pytest.mark.parametrize('name', list(SEQUENCES))
 def test_exactly_what_was_spent_is_stated(name):
   world = play(named(SEQUENCES[name]))

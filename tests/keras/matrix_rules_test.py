@@ -57,6 +57,7 @@ def assert_near(got, want, tolerance):
     np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.thorough(but=['DPSOAP', 'DPMuon'])
 @each
 def test_saved_in_the_middle_and_loaded_equals_training_at_a_stretch(name, tmp_path):
   """Saved between two refreshes, so that averages and sides of both come back."""
@@ -72,6 +73,7 @@ def test_saved_in_the_middle_and_loaded_equals_training_at_a_stretch(name, tmp_p
   assert loaded.optimizer.steps_done == STEPS
 
 
+@pytest.mark.thorough
 def test_compiled_by_xla_equals_eager_training():
   """Of the one whose public data are seen in some steps only; others: rules_contract_test.py."""
   assert_near(trained(compiled('DPKFC', jit_compile=True), STEPS), straight('DPKFC'), 5e-3)

@@ -44,6 +44,7 @@ def _white(z):
           and stats.kstest(z.ravel(), 'norm').pvalue > 1e-6)
 
 
+@pytest.mark.thorough(but=['blt', 'banded'])
 @pytest.mark.parametrize('name', sorted(MECHANISMS))
 def test_noise_is_correlated_as_designed_also_over_a_resume(name, tmp_path):
   mechanism = MECHANISMS[name]()

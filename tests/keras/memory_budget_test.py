@@ -34,6 +34,7 @@ def _whole(adjacency):
   return _train(['mae'], adjacency=adjacency)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('kwargs', [
     {}, {'metrics': ['mae']}, {'jit_compile': True},
     {'dynamic': True, 'adjacency': 'add_remove', 'metrics': ['mae']}])
@@ -48,6 +49,7 @@ def test_steps_are_those_of_the_whole_batch(kwargs):
     np.testing.assert_allclose(history[key], expected[key], rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_too_small_a_budget_names_what_is_needed():
   with pytest.raises(ValueError, match='needs about .* for one example'):
     _train(performance=tfdp.Performance(memory_budget=100))
@@ -69,6 +71,7 @@ def test_the_budget_is_part_of_the_configuration():
       optimizer.get_config()).performance == optimizer.performance
 
 
+@pytest.mark.thorough
 def test_eager_steps_estimate_once_for_every_kind_of_batch(monkeypatch):
   estimates, rows_within = [], chunks.rows_within
   monkeypatch.setattr(

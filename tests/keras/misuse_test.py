@@ -309,6 +309,7 @@ def test_methods_that_a_private_model_leaves_behind_are_named():
     tfdp.make_private(type('Own', (keras.Model,), own)())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('kind', [layers.LSTM, layers.GRU, layers.SimpleRNN])
 def test_time_is_not_taken_for_the_batch_by_the_probes(kind):
   tfdp.validate_model(_model(layers.Reshape((3, 1)), kind(4, return_sequences=True), kind(2)))
@@ -394,6 +395,7 @@ def test_a_plan_wants_its_own_batches():
     model.fit(_plan().batches((X, Y)), epochs=2, verbose=0)
 
 
+@pytest.mark.thorough(rows=['2'])
 @pytest.mark.pitfall(
     'Training goes on after the steps that were accounted for.',
     severity='critical', stops='`fit`, the step and the noise stream each refuse further steps')

@@ -69,6 +69,7 @@ def live(folder, life, rng, kill, steps):
         folder, 0).read_text()[-3000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('kills', [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_and_uses_no_noise_twice(tmp_path, kills):
   rng, steps = random.Random(0), 30 * kills  # More than are done between two kills.
@@ -92,6 +93,7 @@ def test_a_killed_run_goes_on_and_uses_no_noise_twice(tmp_path, kills):
     assert chiefs.get((line['key'], line['row']), line['weights']) == line['weights']
 
 
+@pytest.mark.thorough
 def test_the_example_runs_by_the_lines_that_it_shows(tmp_path):
   shown = re.findall(r"^    (TF_CONFIG=.*)$", EXAMPLE.read_text(encoding='utf-8'), re.M)
   assert len(shown) == 2

@@ -86,6 +86,7 @@ tfdp.version.__version__ = version
 '''
 
 
+@pytest.mark.thorough
 def test_every_record_takes_part_once_at_most_and_all_workers_agree(folder):
   first, second = (dict(np.load(folder / f'drawn{worker}.npz')) for worker in (0, 1))
   assert len(first) == 10
@@ -178,6 +179,7 @@ def _folder(tmp_path_factory):
   return folder
 
 
+@pytest.mark.thorough
 def test_noise_is_drawn_once_for_all_workers(folder):
   first, second = (np.load(folder / f'noise{worker}.npy') for worker in (0, 1))
   np.testing.assert_array_equal(first, second)

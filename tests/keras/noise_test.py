@@ -119,6 +119,7 @@ def test_the_key_is_not_saved():
     assert not np.array_equal(np.asarray(variable), key)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('cls', [tfdp.DPAdam, tfdp.DPAdamIME, tfdp.DPAdamBC])
 def test_a_seeded_resume_is_exact(cls, tmp_path):
   rng = np.random.default_rng(0)

@@ -74,6 +74,7 @@ def test_large_batches_have_few_sizes():
   assert len(set(sizes)) < 16 < len(set(counts))
 
 
+@pytest.mark.thorough
 def test_fit_learns_without_padding_what_it_learns_with_it():
   plan = make_plan(steps=3)
   model, other = make_model(plan), make_model(plan)
@@ -157,6 +158,7 @@ def test_an_eager_run_examines_the_model_once_per_size(monkeypatch):
   assert len(seen) == len(sizes) < plan.steps / 2
 
 
+@pytest.mark.thorough
 def test_nothing_is_traced_after_the_first_epoch():
   """Sizes differ from step to step; metrics, validation and callbacks come every epoch."""
   plan = make_plan(sampling=tfdp.sampling.Poisson(), steps=20)

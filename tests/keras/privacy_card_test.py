@@ -31,6 +31,7 @@ def make_trained(tmp_path_factory):
   return model, folder
 
 
+@pytest.mark.thorough
 def test_a_model_its_optimizer_and_its_report_say_one_thing(trained):
   model, folder = trained
   card = model.privacy_card()
@@ -85,6 +86,7 @@ def test_words_and_an_audit_are_on_the_card(trained):
   assert [own.text for own in card.words] == ['made up'] and not card.audits[0].refuted
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize('name', ['model.keras', 'model.weights.h5', 'weights.npz'])
 def test_verify_knows_the_file_of_the_model_and_no_other(trained, tmp_path, capsys, name):
   model, folder = trained

@@ -28,6 +28,7 @@ def test_a_model_goes_on_in_the_middle_of_a_pattern(tmp_path):
   assert model.ledger.epsilon() == plan.epsilon()
 
 
+@pytest.mark.thorough
 def test_backups_go_on_with_the_coins_of_the_run(tmp_path):
   plan = tfdp.PrivacyPlan(
       population_size=60, batch_size=10, steps=6, l2_norm_clip=1.0, noise_multiplier=1.0,

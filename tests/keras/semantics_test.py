@@ -73,6 +73,7 @@ def _dataset(parts):
       tuple(tuple(p) if isinstance(p, list) else p for p in parts))
 
 
+@pytest.mark.thorough(but=['masked', 'weighted', 'heads'])
 @pytest.mark.both_stacks
 @pytest.mark.parametrize('name', list(CASES))
 def test_fit_and_evaluate_report_what_keras_reports(name):
@@ -146,6 +147,7 @@ def penalty_only(y, output):
   return output[:, 1]
 
 
+@pytest.mark.thorough(but=['False'])
 @pytest.mark.parametrize('jit', [False, True])
 def test_a_gradient_inside_call_is_that_of_a_tape(jit):
   model = tfdp.make_private(Critic())

@@ -45,6 +45,7 @@ def _outputs_within_outputs():
   return keras.Model(inputs, {'a': (dense('one'), dense('two')), 'b': dense('three')})
 
 
+@pytest.mark.thorough(but=['False'])
 @pytest.mark.parametrize('weighted', [False, True])
 def test_losses_in_the_structure_of_the_outputs(weighted):
   y = {'a': (_numbers(1), 2 * _numbers(1)), 'b': 3 * _numbers(1)}
@@ -53,6 +54,7 @@ def test_losses_in_the_structure_of_the_outputs(weighted):
                   {'a': ('mse', 'mae'), 'b': 'mse'}, weights)
 
 
+@pytest.mark.thorough(but=['None'])
 @KERAS_3_ONLY
 @pytest.mark.parametrize('sample_weight', [None, np.linspace(0.5, 2.0, ROWS)])
 def test_a_loss_of_several_outputs_beside_losses_of_each(sample_weight):

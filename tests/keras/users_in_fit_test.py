@@ -87,6 +87,7 @@ def one_of_each(optimizer, **arguments):
     yield np.concatenate([np.ravel(v) for v in model.get_weights()])
 
 
+@pytest.mark.thorough
 def test_users_with_one_example_are_examples():
   examples, users = one_of_each(tfdp.DPAdam)
   np.testing.assert_allclose(users, examples, rtol=1e-6)
@@ -119,6 +120,7 @@ def test_copies_of_an_example_do_not_matter_in_a_mean():
   np.testing.assert_allclose(*trained, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_what_is_no_batch_of_users_is_refused():
   plan = make_plan()
   model = make_model(plan)

@@ -69,6 +69,7 @@ def close(model, expected, tolerance=1e-6):
     np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.thorough(but=['bookkeeping'])
 @pytest.mark.parametrize('engine', ENGINES)
 def test_the_mean_of_the_views_is_clipped(engine):
   plan = make_plan()
@@ -84,6 +85,7 @@ def test_the_mean_of_the_views_is_clipped(engine):
   close(model, step_of_oracle(weights, means))
 
 
+@pytest.mark.thorough(but=['mean'])
 @pytest.mark.parametrize('record', ['mean', 'sum'])
 def test_users_with_views(record):
   plan = make_plan(**OF_USERS)
@@ -113,6 +115,7 @@ def trained(plan, data, views=1, augment=None, copies=1, users=None, **arguments
   return [*model.get_weights(), *history.history['loss'], *history.history['mae']]
 
 
+@pytest.mark.thorough(but=['example-chunks'])
 @pytest.mark.parametrize('way', WAYS)
 @pytest.mark.parametrize('unit', ['example', pytest.param('user', marks=pytest.mark.slow)])
 def test_equal_views_are_the_plain_step(way, unit):
@@ -144,6 +147,7 @@ def test_layers_of_the_model_draw_anew_for_each_view():
       kept.round())) > 3
 
 
+@pytest.mark.thorough
 def test_one_example_moves_the_sum_by_one_clip_norm_whatever_its_views():
   plan = make_plan()
   model = make_model(plan)
@@ -349,6 +353,7 @@ def test_ledger_statement_and_card_say_example():
   assert 'views' not in plain.ledger.statement()
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_its_views_after_it_was_saved(tmp_path):
   plan = make_plan()
   turned = lambda x, y: (x[::-1], y)

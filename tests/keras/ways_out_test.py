@@ -287,6 +287,7 @@ def plain_optimizer():
   return tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=8)
 
 
+@pytest.mark.thorough
 @pytest.mark.pitfall(
     'A private model has a `train_step` of its own, which mixes examples before the private one.',
     severity='critical', stops='PrivacyError, unless `tfdp.audit.white_box` has passed the model')
@@ -363,6 +364,7 @@ class Table(layers.Layer):
     return x + 0 * tf.reduce_sum(tf.constant(X) ** 3)
 
 
+@pytest.mark.thorough(rows=['bias_regularizer', 'kernel_constraint', 'kernel_regularizer'])
 @pytest.mark.pitfall(
     'A loss, regularizer, constraint, learning-rate schedule or layer holds the training data, '
     'which reach the weights unclipped.',

@@ -82,6 +82,7 @@ def test_a_name_is_registered_once():
   assert 'Other' not in mechanisms.KINDS and 'other' not in mechanisms.DESIGNS
 
 
+@pytest.mark.thorough
 def test_a_mechanism_without_a_noise_stream_cannot_be_imported():
   """At import, not at the first step of a run; a stream that is inherited is none."""
   code = (

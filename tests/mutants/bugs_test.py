@@ -5,7 +5,6 @@ import pathlib
 import sys
 
 import pytest
-import thorough
 
 sys.path.append(str(pathlib.Path(__file__).parent))
 import bugs  # noqa: E402
@@ -22,9 +21,8 @@ def test_there_are_many_each_with_a_name_and_a_reason():
 def test_it_can_be_planted(mutant):
   text = (plant.ROOT / mutant.file).read_text(encoding='utf-8')
   compile(plant.planted(text, mutant), mutant.file, 'exec')
-  left_out = {test for test, rows in thorough.LEFT_OUT.items() if not rows}
   for name in mutant.tests.split():
-    assert (plant.ROOT / 'tests' / name).exists() and name not in left_out
+    assert (plant.ROOT / 'tests' / name).exists()
 
 
 def test_a_line_that_is_gone_is_said():

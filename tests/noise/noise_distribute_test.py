@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 # Logical devices must be made before TensorFlow starts, hence a process of its own.
 _PROGRAM = '''
 import numpy as np
@@ -68,6 +70,7 @@ print('equal')
 '''
 
 
+@pytest.mark.thorough
 def test_replicas_have_the_noise_of_one_device():
   tests = pathlib.Path(__file__).resolve().parents[1]
   environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tests.parent), str(tests)]))

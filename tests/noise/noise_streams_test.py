@@ -52,6 +52,8 @@ def signature(tree):
   return tf.nest.map_structure(lambda t: (t.dtype, t.shape), tree)
 
 
+@pytest.mark.thorough(but=[
+    'eager-*', 'passes-*', 'graph-independent', 'xla-blt', 'xla-banded_inverse'])
 @each_mechanism
 @pytest.mark.parametrize('how', ['eager', 'graph', 'passes', 'xla'])
 def test_rows_are_the_noising_matrix_times_z(name, how, monkeypatch):
@@ -118,6 +120,7 @@ def test_empirical_covariance_is_that_of_the_noising_matrix_and_no_other(name):
     assert z_score(rows, other @ other.T) > 5, what
 
 
+@pytest.mark.thorough(but=['tree*', 'blt', 'toeplitz', 'independent', 'column_normalized'])
 @each_mechanism
 def test_a_restored_state_with_a_fresh_key_continues_with_new_noise(name):
   stream = make(name)
@@ -132,6 +135,7 @@ def test_a_restored_state_with_a_fresh_key_continues_with_new_noise(name):
   np.testing.assert_array_equal(first, run(stream, DOUBLE, 5, saved)[0])
 
 
+@pytest.mark.thorough(but=['tree', 'blt', 'toeplitz', 'independent', 'banded_inverse'])
 @each_mechanism
 def test_a_checkpoint_resumes_bit_for_bit(name, tmp_path):
   stream = make(name)
@@ -158,6 +162,7 @@ def test_a_restart_is_another_run_with_new_noise(name):
   assert len(np.unique(np.abs([before, after]))) == before.size + after.size
 
 
+@pytest.mark.thorough(but=['tree', 'blt', 'toeplitz', 'independent', 'column_normalized'])
 @each_mechanism
 def test_no_noise_value_occurs_twice(name):
   """Over elements, leaves, steps (past the last designed one, too) and runs."""
@@ -195,6 +200,7 @@ def test_coefficients_are_float32_whatever_the_tensors_are(name, monkeypatch):
   assert 1e-10 < np.abs(exact - rows).max() < 1e-5
 
 
+@pytest.mark.thorough(rows=['tree'])
 @pytest.mark.parametrize('name', ['banded_inverse', 'tree_full', 'tree'])
 def test_noise_cancels_across_the_border_of_xla(name):
   """Rows drawn eagerly and drawn again under XLA are the same rows."""

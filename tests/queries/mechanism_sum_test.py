@@ -64,6 +64,7 @@ def noise(name, count=STEPS, skip=0):
   return SIGMA * CLIP * oracle.rows(oracle.MECHANISMS[name], keys, SPECS)
 
 
+@pytest.mark.thorough(but=['*independent', '*tree', '*toeplitz', '*blt', '*banded_inverse'])
 @pytest.mark.parametrize('name', oracle.MECHANISMS)
 @pytest.mark.parametrize('cumulative', [False, True])
 def test_results_are_clipped_sums_plus_rows(name, cumulative):

@@ -67,6 +67,7 @@ def wrong(card, weights=None):
   return [one.text for one in card_checks.check(card, weights) if one.kind == card_checks.WRONG]
 
 
+@pytest.mark.thorough(rows=['one bin', 'truncated', "users' examples"])
 @pytest.mark.parametrize('changes', PLANS.values(), ids=PLANS)
 def test_every_plan_has_a_card_that_a_second_accountant_confirms(changes):
   card = make_ledger(changes).card(plots=False)
@@ -290,6 +291,7 @@ def places(value, path=()):
       yield from places(value[key], path + (key,))
 
 
+@pytest.mark.thorough
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=150)
 def test_a_damaged_card_is_refused_or_read_never_a_defect(data):

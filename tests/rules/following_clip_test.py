@@ -222,6 +222,7 @@ def formula(name, rows, x, y, present):
   return np.array(path)
 
 
+@pytest.mark.thorough(but=['slack-None'])
 @pytest.mark.parametrize('name, mechanism', [
     ('quantile', mechanisms.BLT(2, 6)), ('slack', None),
     pytest.param('quantile', None, marks=pytest.mark.slow),

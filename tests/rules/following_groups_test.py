@@ -60,6 +60,7 @@ def test_record_and_numbers_are_at_most_one_together(name, inside):
   assert not np.any(sums.side_sum) and not np.any(loop.join(sums.total))
 
 
+@pytest.mark.thorough(rows=['slack'])
 @pytest.mark.parametrize('name', sorted(FOLLOWING))
 def test_every_engine_adds_up_the_same_numbers(name):
   model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2, activation='tanh'),
@@ -112,6 +113,7 @@ def formula(rows, x, y, sigma, batch, rate):
   return np.array(path)
 
 
+@pytest.mark.thorough
 def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
   """Under correlated noise, saved in the middle; the split of the noise follows as well."""
   size, batch, sigma, rate, steps = 3, 8, 0.4, 0.1, 5

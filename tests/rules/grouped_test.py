@@ -137,6 +137,7 @@ def test_bias_correction_knows_the_noise_of_each_group():
   assert biases[1] > 2 * biases[0]
 
 
+@pytest.mark.thorough(but=['groups2-names2'])
 @pytest.mark.parametrize('groups, names', [
     ('layer', (0, 0, 1, 1)), ('variable', (0, 1, 2, 3)), ((0, 1, 1, 1), (0, 1, 1, 1))])
 def test_keras_is_the_formula_with_explicit_noise_and_query_is_keras(groups, names, tmp_path):

@@ -330,6 +330,7 @@ def test_empty_batch_of_sgd_is_the_noise():
 # 14. Neither the order of records nor microbatches matter.
 
 
+@pytest.mark.thorough(rows=['pasan*', 'pagan', 'noisy_adagrad-*'])
 @CASES
 def test_order_of_records_does_not_matter(case):
   problem = loop.Problem(**case.setting)

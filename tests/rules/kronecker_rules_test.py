@@ -181,6 +181,7 @@ def test_kernels_of_many_channels_and_long_sides():
   assert all(np.all(np.isfinite(d)) and d.shape == s.shape for d, s in zip(direction, specs))
 
 
+@pytest.mark.thorough(rows=['False'])
 @pytest.mark.parametrize('rotated', RULES)
 def test_the_same_compiled(rotated):
   rule = RULES[rotated](refresh_every=2)

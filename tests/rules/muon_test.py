@@ -92,6 +92,7 @@ def test_zeros_and_numbers_out_of_range():
   assert not np.any(lib.beyond_noise(tf.ones([3, 2]), tf.constant(1e30)))
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings('ignore:.*noise_multiplier=0')
 @pytest.mark.skipif(not hasattr(keras.optimizers, 'Muon'), reason='This Keras has none.')
 def test_without_noise_it_is_the_muon_of_keras():

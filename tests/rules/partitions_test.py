@@ -107,6 +107,7 @@ def made():
       (rest, rules.dp_adam(0.6, 0.9, 0.05))]), stddev=1.0)
 
 
+@pytest.mark.thorough
 def test_keras_and_query_are_the_formula_with_explicit_noise(tmp_path):
   """Chosen by names, under a clip norm that follows and correlated noise, and resumed."""
   size, batch, zeta, sigma, rate, steps = 3, 4, 0.7, 0.5, 0.1, 4
