@@ -32,7 +32,7 @@ def name(path):
   return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.thorough(but=['README.md', 'docs/guides/training.md', 'docs/guides/users.md'])
+@pytest.mark.thorough(but=['README.md'])
 @pytest.mark.parametrize(
     'path', [path for path in PAGES if blocks(path, 'python')], ids=name)
 @pytest.mark.usefixtures('own_layers')

@@ -24,6 +24,7 @@ def test_importing_the_library_waits_for_no_other():
   assert done.stdout == '[]\n'
 
 
+@pytest.mark.thorough
 @pytest.mark.both_stacks
 def test_importing_starts_no_threads_of_tensorflow():
   """A process that imported the library may fork, as long as TensorFlow computed nothing."""

@@ -34,7 +34,7 @@ def rows(printed):
   return {name: float(number) for name, number in found}
 
 
-@pytest.mark.thorough(but=['frozen_features', 'users'])
+@pytest.mark.thorough(but=['users'])
 @pytest.mark.parametrize('path', RECIPES, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings('ignore')
 def test_recipe_prints_the_rows_of_its_page(path, capsys):

@@ -156,6 +156,7 @@ def test_no_more_is_asked_for_than_a_prefetch_holds():
   assert len(given) <= 10 + 4
 
 
+@pytest.mark.thorough
 def test_what_asks_when_python_ends_is_told():
   program = '''
 import atexit
@@ -170,6 +171,7 @@ assert len(list(data)) == 2
   assert 'Python is about to end' in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_fork_ends_though_an_element_is_under_way():
   program = '''
 import os, time
@@ -211,6 +213,7 @@ def test_no_data_set_of_the_library_has_the_operation_of_from_generator():
     assert len(list(data)) > 0
 
 
+@pytest.mark.thorough(but=['ValueError'])
 @pytest.mark.parametrize('error', ['KeyboardInterrupt', 'ValueError'])
 def test_a_program_that_fails_while_records_are_read_ends(error):
   """TensorFlow's thread is in Python then. With `from_generator` the program hangs."""

@@ -102,6 +102,7 @@ def test_files_and_their_paths(finished, capsys, folder):
   assert any(line.startswith('Adam, not private') and ' none ' in line for line in lines)
 
 
+@pytest.mark.thorough
 def test_json_goes_to_standard_output_alone(folder, capsys):
   assert main.main(arguments(
       folder, '--steps', '1', '--methods', 'adam', '--json', '--out', str(folder / 'json'))) == 0
@@ -110,6 +111,7 @@ def test_json_goes_to_standard_output_alone(folder, capsys):
   assert str(folder / 'json' / 'results.json') in captured.err
 
 
+@pytest.mark.thorough
 def test_results_are_never_overwritten(folder, finished, capsys):
   before = (finished / 'results.json').read_bytes()
   assert main.main(arguments(folder, '--steps', '1', '--out', str(finished))) == 2

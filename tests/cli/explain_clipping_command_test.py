@@ -53,6 +53,7 @@ def test_a_saved_model(tmp_path, capsys):
   assert json.loads(capsys.readouterr().out)['engine'] == 'bookkeeping'
 
 
+@pytest.mark.thorough
 def test_a_saved_private_model_in_a_process_that_made_none(tmp_path):
   path = str(tmp_path / 'private.keras')
   tfdp.DPSequential([layers.Input([4]), layers.Dense(3, name='head')]).save(path)

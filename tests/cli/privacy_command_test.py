@@ -94,6 +94,7 @@ def test_no_epsilon_of_shuffled_batches_where_none_is_known(arguments, words, ca
   assert shuffled['epsilon'] is None and words in shuffled['words']
 
 
+@pytest.mark.thorough
 def test_every_sampling_can_be_planned(capsys):
   for scheme in tfdp.sampling.SCHEMES.values():
     kebab = re.sub('(?<=[a-z])(?=[A-Z])', '-', scheme.__name__).lower()

@@ -153,6 +153,7 @@ def test_refused(make, message):
     tf.function(lambda: run(model, x), autograph=False)()
 
 
+@pytest.mark.thorough(but=['a weight'])
 @pytest.mark.parametrize('reads', ['a weight', 'a weight in a function', 'the model again'])
 def test_a_loss_that_reads_weights(reads):
   """Its gradient by them would not be seen; the materialized engine sees all."""

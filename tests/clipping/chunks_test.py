@@ -48,6 +48,7 @@ def _run(engine, batch, dynamic):
   return tf.function(function, autograph=False)(batch)
 
 
+@pytest.mark.thorough(but=['13-5-True', '12-4-False', '3-5-False'])
 @pytest.mark.parametrize('dynamic', [False, True])
 @pytest.mark.parametrize('size,rows', [(12, 4), (13, 5), (3, 5), (1, 1)])
 def test_chunks_of_rows_equal_the_whole_batch(size, rows, dynamic):

@@ -114,7 +114,7 @@ def assert_sums(sums, totals, clip, count):
       np.testing.assert_allclose(got, want**power, rtol=0, atol=1e-4 * count * clip**power)
 
 
-@pytest.mark.thorough(but=['rank one', 'explicit', 'embedding', 'generic', 'blocks'])
+@pytest.mark.thorough(but=['embedding', 'blocks'])
 @pytest.mark.pitfall(
     'One finite record of enormous size turns the release into NaN, or overflows its own norm.',
     severity='high',

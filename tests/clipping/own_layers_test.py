@@ -55,6 +55,7 @@ def test_a_standardized_layer_is_saved(tmp_path):
     tfdp.layers.WSConv2D(2, 2, epsilon=0)
 
 
+@pytest.mark.thorough(but=['int4-True', 'int8-False'])
 @pytest.mark.skipif(not compat.KERAS_3, reason='Keras 3 quantizes')
 @pytest.mark.parametrize('lora', [True, False])
 @pytest.mark.parametrize('mode', ['int8', 'int4'])

@@ -34,6 +34,7 @@ def test_tokenize_keeps_letters_of_any_alphabet():
       ('das', 'äußere', 'täuscht', "сегодня's", 'ok')]
 
 
+@pytest.mark.thorough
 def test_standard_library_is_read_without_importing_it():
   before = set(sys.modules)
   library = corpus.standard_library()

@@ -152,6 +152,7 @@ IMAGES = {
     'cifar100': ('image', lambda rng: rng.integers(0, 256, (32, 32, 3)), 100, 11_220_132)}
 
 
+@pytest.mark.thorough(but=['emnist'])
 @pytest.mark.parametrize('name', IMAGES)
 def test_images_in_files_of_tff(name, tmp_path):
   field, draw, classes, parameters = IMAGES[name]

@@ -30,6 +30,7 @@ def trained(optimizer, data, steps=60, **more):
   return model, history.history
 
 
+@pytest.mark.thorough(but=['DPAdam-1000.0', 'DPSGD-0.001'])
 @pytest.mark.parametrize('unit', [1e-3, 1e3])
 @pytest.mark.parametrize('make', [tfdp.DPSGD, tfdp.DPAdam])
 def test_the_clip_norm_finds_gradients_of_any_size(make, unit):
@@ -65,6 +66,7 @@ def test_directions_of_dp_sgd_have_the_unit_of_the_clip_norm():
   assert ends[1][1] == pytest.approx(ends[0][1], abs=1e-4)
 
 
+@pytest.mark.thorough(but=['0.3'])
 @pytest.mark.parametrize('sigma', [.3, 8.0, 300.0])
 def test_it_works_at_every_noise_and_keeps_the_cost(sigma):
   """The count and the sum together have the sensitivity of the sum alone at sigma."""

@@ -43,6 +43,7 @@ def weights_after(made, steps=2):
   return np.concatenate([np.ravel(w) for w in model.get_weights()])
 
 
+@pytest.mark.thorough(but=['hard', 'quantile', 'layers', 'slack'])
 @pytest.mark.parametrize('name', CHOICES)
 def test_a_choice_decides_the_steps_and_speed_does_not(name):
   plain, made = weights_after(optimizer()), weights_after(optimizer(**CHOICES[name]))

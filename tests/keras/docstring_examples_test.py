@@ -36,7 +36,7 @@ def test_the_first_line_says_when_to_use_it(name):
   assert max(map(len, example(name).splitlines())) <= 80
 
 
-@pytest.mark.thorough(but=['DPKFC', 'NoisyAdaGrad'])
+@pytest.mark.thorough(but=['NoisyAdaGrad'])
 @pytest.mark.parametrize('name', ['DPOptimizer', *optimizers.OPTIMIZERS])
 def test_the_example_trains_all_steps(name):
   scope = {}

@@ -416,6 +416,7 @@ def test_a_delta_far_above_one_over_the_records_is_warned_of(fields, size):
     make_plan(**fields)
 
 
+@pytest.mark.thorough
 def test_a_delta_is_warned_of_once():
   code = ('import tfdp_adaptive as tfdp\n'
           'for size in (100, 100, 100):\n'

@@ -96,6 +96,7 @@ def test_a_second_optimizer_adds_up():
   assert 'TRAINED BEFORE' in model.optimizer.statement()
 
 
+@pytest.mark.thorough(but=['file', 'checkpoint'])
 @pytest.mark.pitfall(
     'Older weights replace newer ones that somebody has already seen.',
     severity='high', stops='the replaced steps stay in the ledger as a separate run')

@@ -20,6 +20,7 @@ for model in (plain, keras.models.load_model("plain.keras"), keras.models.load_m
 '''
 
 
+@pytest.mark.thorough(but=['import tfdp_adaptive as tfdp; import keras*'])
 @pytest.mark.pitfall(
     'Another process imports the library before Keras, reads the weights of a private run '
     'into a plain model, and trains them again.',

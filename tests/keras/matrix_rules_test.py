@@ -79,6 +79,7 @@ def test_compiled_by_xla_equals_eager_training():
   assert_near(trained(compiled('DPKFC', jit_compile=True), STEPS), straight('DPKFC'), 5e-3)
 
 
+@pytest.mark.thorough(but=['DPKFC-mixed_bfloat16', 'DPMuon-mixed_float16'])
 @pytest.mark.parametrize('name, dtype', list(zip(RULES, 2 * ['mixed_bfloat16', 'mixed_float16'])))
 def test_mixed_precision_is_near_single(name, dtype):
   model = compiled(name, dtype, run_eagerly=True)
@@ -117,6 +118,7 @@ def test_weights_without_numbers_are_refused_in_words(name):
     model.optimizer.build(model.trainable_variables)
 
 
+@pytest.mark.thorough(but=['DPSOAP'])
 @pytest.mark.parametrize('name', ['DPSOAP', 'DPKFC', 'DPMuon'])
 def test_frozen_layers_and_scalars_beside_a_convolution(name):
   class Scalar(keras.layers.Layer):

@@ -54,6 +54,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.thorough(but=['frozen', 'thawed'])
 @pytest.mark.pitfall(
     "A run continues from a file of weights without the optimizer's state, so its first steps "
     'are not counted.',
@@ -101,6 +102,7 @@ def fit(model, folder, *callbacks):
             callbacks=[tfdp.callbacks.BackupAndRestore(folder), *callbacks])
 
 
+@pytest.mark.thorough(but=['ema', 'rule'])
 @pytest.mark.parametrize('other', OTHERS)
 def test_a_backup_is_of_one_optimizer_and_one_set_of_variables(other, tmp_path):
   with pytest.raises(KeyboardInterrupt):

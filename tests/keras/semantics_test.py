@@ -73,7 +73,7 @@ def _dataset(parts):
       tuple(tuple(p) if isinstance(p, list) else p for p in parts))
 
 
-@pytest.mark.thorough(but=['masked', 'weighted', 'heads'])
+@pytest.mark.thorough(but=['masked', 'heads'])
 @pytest.mark.both_stacks
 @pytest.mark.parametrize('name', list(CASES))
 def test_fit_and_evaluate_report_what_keras_reports(name):

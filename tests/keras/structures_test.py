@@ -54,7 +54,7 @@ def test_losses_in_the_structure_of_the_outputs(weighted):
                   {'a': ('mse', 'mae'), 'b': 'mse'}, weights)
 
 
-@pytest.mark.thorough(but=['None'])
+@pytest.mark.thorough
 @KERAS_3_ONLY
 @pytest.mark.parametrize('sample_weight', [None, np.linspace(0.5, 2.0, ROWS)])
 def test_a_loss_of_several_outputs_beside_losses_of_each(sample_weight):

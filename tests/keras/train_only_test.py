@@ -40,6 +40,7 @@ def names(variables):
   return [compat.leaf_name(v) for v in variables]
 
 
+@pytest.mark.thorough(but=['materialized', 'bookkeeping'])
 @pytest.mark.parametrize('engine', [e for e in engines.ENGINES if e != 'auto'])
 def test_frozen_weights_do_not_move_and_have_no_part_in_the_norm(engine):
   """Oracle: a model whose other weights are constants of its code."""
@@ -173,6 +174,7 @@ def silent(kind):
   return tfdp.make_private(keras.Model(inputs, layers.Dense(2)(hidden)))
 
 
+@pytest.mark.thorough(but=['unused-1-bookkeeping', 'stopped-2-loop'])
 @pytest.mark.pitfall(
     'A weight that trains gets no signal, as behind `stop_gradient`, and receives noise alone.',
     severity='medium', stops='a warning at the first step')

@@ -39,7 +39,7 @@ SINGLE_TABLE = [
 ]
 
 
-@pytest.mark.thorough(rows=['2000'])
+@pytest.mark.thorough(rows=['1024', '2000'])
 @pytest.mark.both_stacks
 @pytest.mark.parametrize('row', SINGLE_TABLE, ids=lambda row: str(row[0]))
 def test_table_of_one_participation(row):

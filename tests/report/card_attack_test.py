@@ -98,6 +98,7 @@ FREE = {'population_size', 'batch_size', 'min_sep', 'buffers'}
 TRUSTED = set(card_checks.TRUSTED)
 
 
+@pytest.mark.thorough(rows=['users, unknown size'])
 @pytest.mark.parametrize('kind', CARDS)
 def test_every_change_is_found_or_the_field_is_listed(kind):
   content = made(**CARDS[kind])
