@@ -175,6 +175,7 @@ def main() -> None:
   parser.add_argument('--peers', default='benchmarks/results/recommend_peers.json',
                       help='file of the results beside the recommendations')
   parser.add_argument('--only-peers', action='store_true')
+  parser.add_argument('--no-peers', action='store_true')
   parser.add_argument('--processor', action='store_true',
                       help='count seconds of the processor: for a machine with other work')
   options = parser.parse_args()
@@ -186,8 +187,9 @@ def main() -> None:
     public = functools.lru_cache(1)(lambda: alone(scaled(task)))  # pylint: disable=cell-var-from-loop
     for epsilon in map(float, options.epsilons.split(',')):
       key = dict(task=task.name, epsilon=epsilon)
-      wanted: List[Tuple[str, Dict[str, Any], Any]] = [
-          (options.peers, key, lambda: peers(task, plan_of(task, epsilon), public()))]  # pylint: disable=cell-var-from-loop
+      wanted: List[Tuple[str, Dict[str, Any], Any]] = []
+      if not options.no_peers:
+        wanted = [(options.peers, key, lambda: peers(task, plan_of(task, epsilon), public()))]  # pylint: disable=cell-var-from-loop
       if not options.only_peers:
         wanted += [(options.out, dict(key, seed=seed), lambda seed=seed: recommended(
             task, epsilon, seed, options.seconds)) for seed in map(int, options.seeds.split(','))]  # pylint: disable=cell-var-from-loop

@@ -72,6 +72,7 @@ def test_one_step_of_a_slow_model_stands_for_several(experiment, monkeypatch):
   monkeypatch.setattr(experiment.trial, 'advance', lambda course, state, *of: (
       stddevs.append((course.stddev, len(course.rates))) or state))
   monkeypatch.setattr(experiment.trial, 'judge', lambda *of: (np.zeros([40, 1]), np.zeros(40)))
+  monkeypatch.setitem(experiment.judged, setting, experiment.untrained)
   fast = experiment.settled(setting)
   experiment.train(setting, 0, 0)
   clock = settings_lib.Clock(100.0, 0)
@@ -85,6 +86,17 @@ def test_one_step_of_a_slow_model_stands_for_several(experiment, monkeypatch):
   assert stddevs == [(pytest.approx(.02), 200), (pytest.approx(.01), 50)]
   clip, rate = experiment.settled(setting)
   assert clip == fast[0] and rate == pytest.approx(fast[1] / 2, rel=.02)  # 1 / sqrt(4 steps), / 4.
+
+
+def test_settings_are_typical_of_examples_that_the_start_weights_have_not_seen(
+    experiment, monkeypatch):
+  """Those that it has learned have hardly any gradient, which no clip norm may follow."""
+  setting = settings_lib.Setting('as given', PUBLIC)
+  monkeypatch.setitem(experiment.judged, setting, experiment.untrained)
+  monkeypatch.setattr(experiment, 'norm', lambda kind, start, fold, rule: 2.0**fold)
+  clip, rate = experiment.settled(setting)
+  assert clip == pytest.approx(3 * 2.0**2)  # Folds 0 to 4.
+  assert rate == pytest.approx(1 / (2.0**4 * 200**.5), rel=.01)
 
 
 def test_private_examples_gain_what_more_public_ones_would(experiment, monkeypatch):

@@ -41,7 +41,8 @@ FOLDS = 5
 _START = .5  # Share of the examples that public weights are learned from.
 # Numbers of steps of training on the public examples alone,
 _ALONE_STEPS = tuple(round(2**(i / 2)) for i in range(6, 25))
-_PATIENCE = 4  # which ends when so many of these numbers were no better.
+_PATIENCE = 3  # which ends when so many of these numbers were no better.
+_LATER = 4  # It also ends if it takes so many times the steps of a better training.
 ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
@@ -75,6 +76,8 @@ class Experiment:
       self, model: compat.Model, layers: Sequence[compat.Layer], loss: object,
       metrics: Sequence[object], x: Tree, y: Tree, plans: Sequence[privacy.PrivacyPlan],
       seed: int, clock: settings_lib.Clock) -> None:
+    for name in ('part', 'inputs', '_public_weights', 'norm'):  # Each result is computed once.
+      setattr(self, name, functools.lru_cache(None)(getattr(self, name)))
     self.plans, self._seed, self._clock, self._x = list(plans), seed, clock, x
     self._loss, self._layers = loss, list(layers)
     self.y = tf.nest.map_structure(np.asarray, y)
@@ -91,6 +94,7 @@ class Experiment:
     self.recipes: Dict[str, Tuple[float, int]] = {}
     self.halves: Dict[Tuple[str, int], np.ndarray] = {}
     self._curves: Dict[Tuple[str, float], Dict[int, Dict[int, settings_lib.One]]] = {}
+    self._ahead: Dict[Tuple[int, ...], Tuple[float, int]] = {}  # Folds -> best loss and its steps.
     self.judged: Dict[settings_lib.Setting, settings_lib.Judged] = {}
     self.coarse = 1
 
@@ -126,7 +130,6 @@ class Experiment:
     others = np.concatenate([self._parts[(fold + i) % FOLDS] for i in range(1, FOLDS)])
     return others if start == settings_lib.GIVEN else others[round(_START * self.count):]
 
-  @settings_lib.kept
   def part(self, start: str) -> trial_lib.Trial:
     """Returns the trial of what is trained."""
     if start != settings_lib.LAST:
@@ -135,7 +138,6 @@ class Experiment:
     model = compat.keras.Sequential([compat.keras.layers.Input(x.shape[1:]), self._layers[-1]])
     return self._trial_of(model, x)
 
-  @settings_lib.kept
   def inputs(self, kind: str, start: str, fold: Optional[int]) -> Tree:
     """Returns what the trained part reads, by statistics of the examples outside the fold."""
     value = tf.nest.map_structure(tf.convert_to_tensor, self.map(kind, fold)(self._x))
@@ -160,7 +162,6 @@ class Experiment:
     weights = self._public_weights(kind, fold)
     return weights if start == settings_lib.PUBLIC else weights[-len(self.part(start).variables):]
 
-  @settings_lib.kept
   def _public_weights(self, kind: str, fold: Optional[int]) -> trial_lib.Weights:
     rate, steps = self.recipes[kind]
     rows = self.rows(fold, settings_lib.GIVEN)
@@ -171,7 +172,6 @@ class Experiment:
       self.halves[kind, fold] = self._looked(kind, fold, weights)[0]
     return weights
 
-  @settings_lib.kept
   def norm(self, kind: str, start: str, fold: Optional[int], rule: str) -> float:
     """Returns the median norm of a gradient at the start, in the units of a rule."""
     return self._typical_norm(self.part(start), self.inputs(kind, start, fold),
@@ -183,17 +183,17 @@ class Experiment:
     norms = trial.norms(x, y, weights, rule)
     return float(np.median(norms)) or float(norms.max()) or 1.0
 
-  def base(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
+  def base(self, setting: settings_lib.Setting, fold: int) -> float:
     """Returns the clip norm that a setting with `clip=1` stands for."""
     if setting.optimizer == 'DPAdamSTP':  # The geometric mean of what examples may need.
       return math.sqrt(self.part(setting.start).size) * self.plans[0].batch_size**.25
     return self._own_norm(setting, fold)
 
-  def _own_norm(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
+  def _own_norm(self, setting: settings_lib.Setting, fold: int) -> float:
     rule = 'DPKFC' if setting.optimizer == 'DPKFC' else _PLAIN  # The others scale nothing yet.
     return self.norm(*setting[:2], fold, rule)
 
-  def unit(self, setting: settings_lib.Setting, fold: Optional[int]) -> float:
+  def unit(self, setting: settings_lib.Setting, fold: int) -> float:
     """Returns the learning rate of `rate=1`, at which weights may move by about 1 / norm."""
     unit = 1 / (self.norm(*setting[:2], fold, _PLAIN) * math.sqrt(self.steps(setting)))
     if setting.optimizer in ('DPSGD', 'DPKFC'):
@@ -232,33 +232,42 @@ class Experiment:
                             f'public examples alone, {kind} inputs')
       yield state.average
 
-  def try_alone(self, kind: str, rate: float, fold: int, tried: Callable[[int], None]) -> None:
-    """Trains on the public examples alone until more steps are no better.
+  def try_alone(self, kind: str, rate: float, folds: Sequence[int], tried: Callable[[int], None]
+                ) -> None:
+    """Trains on the public examples alone until more steps are no better on average.
 
     A training that time ends counts if it is the first one of its kind of inputs.
 
     Args:
       kind: Kind of the inputs.
       rate: In the unit of `plain_unit`.
-      fold: The fold to judge by.
+      folds: The folds to judge by; those that did so before are left out.
       tried: Called with the number of steps whenever weights were judged.
     """
-    curve: Dict[int, settings_lib.One] = {}
-    least, late, done = math.inf, 0, False
-    run = self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN), _ALONE_STEPS)
+    known = self._curves.setdefault((kind, rate), {})
+    curves: Dict[int, Dict[int, settings_lib.One]] = {fold: {} for fold in folds
+                                                      if fold not in known}
+    if not curves:
+      return
+    runs = {fold: self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN), _ALONE_STEPS)
+            for fold in curves}
+    least, late, done = (math.inf, 0), 0, False
+    ahead, soon = self._ahead.get(tuple(curves), (math.inf, 0))
     try:
-      for steps, weights in zip(_ALONE_STEPS, run):
-        curve[steps] = self._looked(kind, fold, weights)
-        loss = float(curve[steps][0].mean())
-        late = 0 if loss < least else late + 1
-        least = min(least, loss)
+      for steps in _ALONE_STEPS:
+        for fold, run in runs.items():
+          curves[fold][steps] = self._looked(kind, fold, next(run))
+        loss = float(np.mean([curve[steps][0].mean() for curve in curves.values()]))
+        late = 0 if loss < least[0] else late + 1
+        least = min(least, (loss, steps))
         tried(steps)
-        if late == _PATIENCE:
+        if late == _PATIENCE or steps >= _LATER * soon and least[0] > ahead:
           break
       done = True
     finally:
-      if done or curve and kind not in self.alone:
-        self._curves.setdefault((kind, rate), {})[fold] = curve
+      if done or all(curves.values()) and kind not in self.alone:
+        self._ahead[tuple(curves)] = min((ahead, soon), least)
+        known.update(curves)
         self._choose_alone(kind)
 
   def _choose_alone(self, kind: str) -> None:
@@ -315,7 +324,7 @@ class Experiment:
     """Returns the judgement of a setting, of what is not known yet."""
     known = self.judged.setdefault(setting, settings_lib.Judged())
     for fold, seed in [(fold, seed) for fold in folds for seed in seeds]:
-      if (fold, seed) not in known.losses:
+      if (fold, seed) not in known:
         known.note((fold, seed), *self.charged(setting, fold, *self.train(setting, fold, seed)))
     return known
 
@@ -325,9 +334,11 @@ class Experiment:
 
   def gained(self, kind: str) -> float:
     """Returns h - f, by which four fifths of the public examples are better than half of them."""
-    more = [half - self.alone[kind].losses[fold, 0] for (one, fold), half in self.halves.items()
+    more = [half - self.alone[kind].of(fold) for (one, fold), half in self.halves.items()
             if one == kind and fold in self.alone[kind].folds]
-    return max(0.0, float(np.mean(np.concatenate(more)))) if more else 0.0
+    loss = self.alone[kind].loss
+    most = .6 * loss if loss > 0 else math.inf  # So that L is not negative.
+    return min(most, max(0.0, float(np.mean(np.concatenate(more))))) if more else 0.0
 
   def seconds_of_public_weights(self, kind: str) -> float:
     return self.recipes[kind][1] * self.trial.pace.get(trial_lib.ADAM, 0.0)
@@ -335,7 +346,7 @@ class Experiment:
   def calibrated(self, before: settings_lib.Judged, activation: str) -> settings_lib.Judged:
     """Returns the judgement with outputs fitted on public examples: on each half for the other."""
     after = settings_lib.Judged()
-    for key, old in before.outputs.items():
+    for key, (charged, metric, old) in before.items():
       rows, moved = self._parts[key[0]], np.array(old)
       y = _part(self.y, rows)
       for i in range(2):
@@ -345,15 +356,19 @@ class Experiment:
       losses, metrics = [[judge(values) for values in (moved, old)] for judge in (
           lambda values: self.trial.loss(y, tf.constant(values)).numpy(),
           lambda values: self.judge(values, y))]
-      after.note(key, before.losses[key] + losses[0] - losses[1],
-                 before.metrics[key] + metrics[0] - metrics[1], moved)
+      after.note(key, charged + losses[0] - losses[1], metric + metrics[0] - metrics[1], moved)
     return after
 
   def settled(self, setting: settings_lib.Setting) -> Tuple[float, float]:
-    """Returns clip norm and learning rate for training on the private examples."""
+    """Returns clip norm and learning rate for training on the private examples.
+
+    They are typical of the folds, where weights had not learned the examples whose gradients count.
+    """
     per_step = self.coarse if setting.optimizer in ('DPSGD', 'DPKFC') else math.sqrt(self.coarse)
-    return (rounded(setting.clip * self.base(setting, None)),
-            rounded(setting.rate * self.unit(setting, None) / per_step))
+    typical = lambda value: float(np.exp(np.mean([
+        math.log(value(setting, fold)) for fold in self.judged[setting].folds])))
+    return (rounded(setting.clip * typical(self.base)),
+            rounded(setting.rate * typical(self.unit) / per_step))
 
   def _metric(self, outputs: Tree, rows: np.ndarray) -> Tuple[float, Tree]:
     """Returns the metric of some examples, and their outputs."""

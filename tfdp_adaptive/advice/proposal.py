@@ -68,7 +68,7 @@ def made(origin: recommendation.Origin, search: search_lib.Search
   for name, one in rows.items():
     more, error = one.above(rows[winner])
     metric = experiment.judge.sign * one.metric if experiment.judge else None
-    shown.append(recommendation.Row(name, one.loss, metric, more, 1.96 * error))
+    shown.append(recommendation.Row(name, rows[winner].loss + more, metric, more, 1.96 * error))
   return recommendation.Recommendation(
       plan, method, settings, tuple(shown), (f'Proposed: {winner}.', *[reason] * bool(reason)),
       experiment.judge.name, origin)

@@ -23,7 +23,6 @@ from tfdp_adaptive.advice import proposal
 from tfdp_adaptive.advice import recommendation
 from tfdp_adaptive.advice import search as search_lib
 from tfdp_adaptive.advice import settings as settings_lib
-from tfdp_adaptive.advice import user_level
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.trees import Tree
@@ -39,8 +38,7 @@ def recommend(
     batch_size: Optional[float] = None, steps: Optional[int] = None, seconds: float = 120.0,
     sampling: Optional[sampling_lib.Sampling] = None,
     mechanism: Optional[mechanisms.Mechanism] = None, gradient_norm: Optional[float] = None,
-    examples_per_user: Optional[int] = None, likeness: Optional[float] = None, seed: int = 0,
-    verbose: int = 1, **fields: Any) -> recommendation.Recommendation:
+    seed: int = 0, verbose: int = 1, **fields: Any) -> recommendation.Recommendation:
   """Recommends how to train a model privately, or says that public examples alone are better.
 
   It trains the model on the public examples with the noise of the plan, and compares: the model as
@@ -69,9 +67,6 @@ def recommend(
     gradient_norm: Without public examples: the typical norm of a gradient, for example of
       made-up examples in the units of the real ones. The guess was up to 1.5 times worse than
       settings that were tried on 300 public examples.
-    examples_per_user: With unit='user': the number of examples of a user. The result then says
-      whether to sample examples one by one (`PoissonExamples`).
-    likeness: PUBLIC mean cosine of the gradients of two examples of one user.
     seed: Fixes what is drawn in the search. The same seed gives the same answer, unless the
       machine is so slow that `seconds` end the search earlier.
     verbose: 0 prints no line of progress.
@@ -109,15 +104,9 @@ def recommend(
       population_size, batch_size, steps, sampling, mechanism, target_epsilon=target_epsilon,
       target_delta=target_delta, **fields)
   plan = next(plans)
-  compared = '' if examples_per_user is None else user_level.compare(
-      population_size=population_size, batch_size=plan.batch_size, steps=plan.steps,
-      examples_per_user=examples_per_user, likeness=likeness, target_epsilon=target_epsilon,
-      target_delta=target_delta, **fields).reason
   if public is None:
-    found = _blind(model, plan, float(gradient_norm or 0))
-  else:
-    found = _searched(model, *public, loss, metrics, plan, plans, seed, clock)
-  return dataclasses.replace(found, reasons=tuple(filter(None, (*found.reasons, compared))))
+    return _blind(model, plan, float(gradient_norm or 0))
+  return _searched(model, *public, loss, metrics, plan, plans, seed, clock)
 
 
 def _loss(model: compat.Model, loss: object) -> object:

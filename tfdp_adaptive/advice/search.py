@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -19,10 +19,12 @@ _CLIPS = {'DPSGD': (3.0, 12.0, 1.0, .3), 'DPAdam': (1.0, 3.0, 12.0, .3),
           'DPKFC': (1.0, 3.0), 'DPAdamSTP': (1.0, .25)}
 _PUBLIC_RATE = .1  # First learning rate from public weights.
 _SMALLER = (1, NOTCH**-1, NOTCH**-2)  # Rates for weights that more examples learned.
+_ENOUGH = 200  # Public examples that judge what is learned from the others.
 _LEAST_STEPS = 64  # Steps on the public examples alone before time may end them.
+_WORSE = 3.0  # Standard errors by which inputs are worse that are tried last.
 _KEPT = 3  # Inputs and starts that are searched closely.
-_SEARCHED = 0, 1  # Folds of the search; all folds judge what it finds.
-_AGAIN = 1, 2  # Seeds of the last judgement.
+_SEARCHED = 0,  # The first fold of the search; all folds judge what it finds.
+_AGAIN = 1  # Seed of the last judgement.
 _TRAININGS = 60  # Approximate number of trainings of a search.
 _SLOWEST = 64  # The most steps of a plan that one step of a trial stands for.
 _ALONE, _SEARCH, _END = .35, .7, .92  # Shares of the time at which parts end.
@@ -46,40 +48,43 @@ class Search:
   def __init__(
       self, experiment: experiment_lib.Experiment, clock: settings_lib.Clock) -> None:
     self.experiment, self._clock = experiment, clock
-    self.folds: Sequence[int] = _SEARCHED[:1]
+    self.folds: Sequence[int] = _SEARCHED
     self._clean: Dict[settings_lib.Setting, Dict[int, np.ndarray]] = {}  # Clean losses by fold.
 
   def public_alone(self) -> None:
-    """Finds how to train on the public examples alone, for all kinds of inputs."""
-    experiment = self.experiment
-    self._clock.allow(math.inf)  # One training at least, since it may be the best.
-    limit = lambda steps: self._clock.allow(_ALONE if steps >= _LEAST_STEPS else math.inf)
+    """Finds how to train on the public examples alone, for all kinds of inputs.
+
+    Each training judges several folds, so that few examples do not fix its number of steps.
+    """
+    experiment, tried = self.experiment, self.experiment.try_alone
+    few = range(min(experiment_lib.FOLDS, -(-_ENOUGH * experiment_lib.FOLDS // experiment.count)))
+    limit = lambda steps: self._clock.allow(  # One training at least, since it may be the best.
+        math.inf if steps < _LEAST_STEPS and not experiment.alone else _ALONE)
+    limit(0)
     try:
-      for fold in range(experiment_lib.FOLDS):
-        kinds = self.kinds if fold else experiment.kinds
-        for kind in kinds:
-          for rate in experiment_lib.ALONE_RATES[:None if kind == kinds[0] else 1]:
-            experiment.try_alone(kind, rate, fold, limit)
+      for rate in experiment_lib.ALONE_RATES:
+        tried(experiment.kinds[0], rate, few, limit)
+      for kind in experiment.kinds[1:]:
+        tried(kind, experiment.recipes[experiment.kinds[0]][0], few, limit)
+      for kind in self.kinds:
+        tried(kind, experiment.recipes[kind][0], range(experiment_lib.FOLDS), limit)
     except settings_lib.OutOfTime:
       pass
 
   @property
   def kinds(self) -> List[str]:
     """Kinds of inputs that were tried with the public examples alone, the best one first."""
-    return sorted(self.experiment.alone, key=lambda kind: self.experiment.alone[kind].loss)
+    alone = self.experiment.alone
+    return sorted(alone, key=lambda kind: alone[kind].above(alone[self.experiment.kinds[0]])[0])
 
   def run(self, plans: Iterable[privacy.PrivacyPlan] = ()) -> None:
     """Searches inputs and starts first, then optimizers, clip norms and other plans."""
     self._clock.reserve(self.experiment.seconds_of_public_weights(self.kinds[0]))
     self._clock.allow(_SEARCH)
     try:
-      folds = self._set_fidelity()
-      for kind in self.kinds:
-        for optimizer in ('DPAdam', 'DPSGD')[:2 if kind == self.kinds[0] else 1]:
-          for start in self.experiment.starts:
-            self._climb(settings_lib.Setting(
-                kind, start, optimizer, clip=_CLIPS[optimizer][0],
-                rate=1.0 if start == settings_lib.GIVEN else _PUBLIC_RATE))
+      folds, likely, others = self._set_fidelity(), *self._split_kinds()
+      for kind in likely:
+        self._climb_all(kind, ('DPAdam', 'DPSGD')[:2 if kind == likely[0] else 1])
       best = self._alike(self.ranked())
       self.folds = folds
       for one in best[:_KEPT]:
@@ -96,33 +101,54 @@ class Search:
       for factor in (NOTCH**.5, NOTCH**-.5):
         best_rate = self._best().rate
         self.experiment.measure(self._best()._replace(rate=best_rate * factor), self.folds)
+      for kind in others:
+        self._climb_all(kind, ('DPAdam',))
     except settings_lib.OutOfTime:
       pass
 
+  def _split_kinds(self) -> Tuple[List[str], List[str]]:
+    """Returns the likely kinds of inputs, and those with which the public examples teach less."""
+    alone = self.experiment.alone
+    more = {kind: alone[kind].above(alone[self.kinds[0]]) for kind in self.kinds}
+    worse = [kind for kind, (mean, error) in more.items() if mean > _WORSE * error]
+    return [kind for kind in self.kinds if kind not in worse], worse
+
+  def _climb_all(self, kind: str, optimizers: Sequence[str]) -> None:
+    for optimizer in optimizers:
+      for start in self.experiment.starts:
+        self._climb(settings_lib.Setting(
+            kind, start, optimizer, clip=_CLIPS[optimizer][0],
+            rate=1.0 if start == settings_lib.GIVEN else _PUBLIC_RATE))
+
   def finals(self) -> None:
-    """Judges the best settings again, with other noise: that of the search was lucky."""
+    """Judges the best settings again, with other noise: that of the search was lucky.
+
+    Each fold leaves half of the settings to the next one.
+    """
     self._clock.allow(_END)
     if not self.ranked():  # Time was up when the second fold began.
       self.folds = self.folds[:1]
-    ranked, groups = self.ranked(), self._alike(self.ranked(_SEARCHED[:1]))
+    ranked, groups = self.ranked(), self._alike(self.ranked(_SEARCHED))
     public = [one for one in groups if one.start != settings_lib.GIVEN][:1]
     smaller = [one._replace(rate=one.rate * factor) for one in public for factor in _SMALLER]
-    every = range(experiment_lib.FOLDS)
+    rest = list(dict.fromkeys([*ranked[:1], *smaller, *ranked[1:3], *groups]))
     try:
-      for one in dict.fromkeys([*ranked[:1], *smaller, *ranked[1:3], *groups]):
-        self._again(one, every if len(self.folds) > 1 else self.folds)
-      for fold in every:
-        for one in list(self.judged())[:2]:
-          self._again(one, every[:fold + 1])
+      for fold in range(experiment_lib.FOLDS):
+        for one in rest:
+          self._again(one, fold)
+        rest = [one for one in self.judged() if one in rest][:max(2, len(rest) // 2)]
     except settings_lib.OutOfTime:
       pass
 
-  def _again(self, setting: settings_lib.Setting, folds: Sequence[int]) -> None:
-    self.experiment.measure(setting, folds, _AGAIN)
-    clean = self._clean.setdefault(setting, {})
-    for fold in folds:
-      if fold not in clean:
-        clean[fold] = self.experiment.clean(setting, fold)
+  def _again(self, setting: settings_lib.Setting, fold: int) -> None:
+    alone = self.experiment.alone
+    if fold in alone[self.kinds[0]].folds & alone[self._kind(setting)].folds:
+      self.experiment.measure(setting, [fold], [_AGAIN])
+      self._clean.setdefault(setting, {})[fold] = self.experiment.clean(setting, fold)
+
+  def _kind(self, setting: settings_lib.Setting) -> str:
+    """Returns the kind of inputs of the public training that a setting is compared with."""
+    return self.kinds[0] if setting.start == settings_lib.GIVEN else setting.inputs
 
   def judged(self) -> Dict[settings_lib.Setting, Final]:
     """Returns the estimates of the best settings, the best one first.
@@ -134,38 +160,40 @@ class Search:
     G (h - q) / (h - Q), other training G - (q - Q). The cost of noise is the one measured here.
     """
     experiment, found = self.experiment, {}
-    cleans = {one: float(np.mean(np.concatenate([*clean.values()])))
-              for one, clean in self._clean.items() if clean}
-    least, first = min(cleans.values(), default=0.0), self.kinds[0] if self.kinds else ''
+    if not self._clean:  # Without a second judgement, the first one is all there is.
+      return {one: Final(experiment.judged[one], experiment.judged[one].loss)
+              for one in self.ranked()[:1]}
+    reference = experiment.alone[self.kinds[0]]
+
+    def level(losses: Dict[int, np.ndarray]) -> float:
+      """Returns a mean loss; some settings were judged on easier folds than others."""
+      more = [losses[fold] - reference.of(fold) for fold in losses]
+      return reference.loss + float(np.mean(np.concatenate(more)))
+
+    cleans = {one: level(clean) for one, clean in self._clean.items()}
+    least = min(cleans.values())
     fresh = max(0.0, 1 - experiment.count / (experiment.plans[0].population_size or math.inf))
-    for one, clean in cleans.items():
-      kind = first if one.start == settings_lib.GIVEN else one.inputs
-      alone, more = experiment.alone[kind], experiment.gained(kind)
-      level = (max(0.0, alone.loss - more / 3 - least)) / 2
-      judged, part, lost, noisy = settings_lib.Judged(), 1.0, clean - least, 0.0
+    for one, clean in self._clean.items():
+      kind = self._kind(one)
+      alone, more, halves = experiment.alone[kind], experiment.gained(kind), experiment.halves
+      gain = .5 * max(0.0, alone.loss - more / 3 - least)
+      judged, part, lost = settings_lib.Judged(), 1.0, cleans[one] - least
       if one.start != settings_lib.GIVEN:
-        half = float(np.mean(np.concatenate(
-            [experiment.halves[kind, fold] for fold in self._clean[one]])))
-        part = max(0.0, half - clean) / max(half - least, 1e-12)
-        lost = max(0.0, clean - half)
-      own = experiment.judged[one].only(_AGAIN, self._clean[one])
-      for fold in own.folds & alone.folds:
-        losses, metric, outputs = own.of(fold)
-        cost = losses - self._clean[one][fold]
-        gain = 2 / 3 * fresh * bool(more) * (
-            experiment.halves[kind, fold] - alone.losses[fold, 0]
-            if (kind, fold) in experiment.halves else more)
-        judged.note((fold, 0), alone.losses[fold, 0] - more / 3 - part * (gain + level) + lost
-                    + cost, metric, outputs)
-        noisy += float(cost.mean()) / len(own.folds & alone.folds)
-      if judged.losses:
-        found[one] = Final(judged, judged.loss - noisy)
-    if not found:  # Without a second judgement, the first one is all there is.
-      found = {one: Final(experiment.judged[one], experiment.judged[one].loss)
-               for one in self.ranked()[:1]}
+        half = level({fold: halves[kind, fold] for fold in clean})
+        part = max(0.0, half - cleans[one]) / max(half - least, 1e-12)
+        lost = max(0.0, cleans[one] - half)
+      for (fold, seed), (losses, metric, outputs) in experiment.judged[one].items():
+        if seed == _AGAIN and fold in clean:
+          public = alone.of(fold)
+          own = halves[kind, fold] - public if more and (kind, fold) in halves else more
+          judged.note((fold, 0), public - more / 3 - part * (gain + 2 / 3 * fresh * own) + lost
+                      + losses - clean[fold], metric, outputs)
+      noise = level({fold: experiment.judged[one][fold, _AGAIN][0] for fold in clean}) - cleans[one]
+      found[one] = Final(judged, judged.loss - noise)
+    ahead = lambda one: found[one].judged.above(reference)[0]
     order: List[settings_lib.Setting] = []
-    for one, final in sorted(found.items(), key=lambda item: item[1].judged.loss):
-      leads = order and settings_lib.better(final.judged, found[order[0]].judged)
+    for one in sorted(found, key=ahead):
+      leads = order and settings_lib.better(found[one].judged, found[order[0]].judged)
       order.insert(0 if leads else len(order), one)
     return {one: found[one] for one in order}
 
@@ -202,8 +230,8 @@ class Search:
     while wanted() > self._clock.left and experiment.coarse < _SLOWEST and (
         experiment.steps(probe) > 50):
       experiment.coarse *= 2
-    known = experiment.alone[self.kinds[0]].folds
-    return _SEARCHED[:2 if 2 * wanted() < self._clock.left and known >= {*_SEARCHED} else 1]
+    count = min(self._clock.left / max(wanted(), 1e-9), len(experiment.alone[self.kinds[0]].folds))
+    return range(max(1, int(count)))
 
   def _best(self) -> settings_lib.Setting:
     return self.ranked()[0]
@@ -219,6 +247,6 @@ class Search:
     """Returns the settings with these values that the folds have judged, the best one first."""
     judged = self.experiment.judged
     return sorted((one for one in judged
-                   if all((fold, 0) in judged[one].losses for fold in folds or self.folds)
+                   if all((fold, 0) in judged[one] for fold in folds or self.folds)
                    and all(getattr(one, name) == value for name, value in alike.items())),
                   key=lambda one: judged[one].loss)

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import sys
 import time
-from typing import Callable, cast, Collection, Dict, Hashable, NamedTuple, Set, Tuple, TypeVar
+from typing import Dict, NamedTuple, Set, Tuple
 
 import numpy as np
 
@@ -18,7 +16,6 @@ from tfdp_adaptive.trees import Tree
 GIVEN, PUBLIC, LAST = 'given', 'public', 'last layer'  # Names of start weights.
 Key = Tuple[int, int]  # Fold and seed of a training.
 One = Tuple[np.ndarray, float, Tree]  # Losses, metric and outputs of judged examples.
-_Method = TypeVar('_Method', bound=Callable[..., object])
 now = time.monotonic  # Seconds.
 _HUGE = 1e6  # Value for losses that are not finite.
 _CLEAR = 1.65  # Standard errors of a clear difference.
@@ -50,64 +47,42 @@ class Setting(NamedTuple):
   noise: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Judged:
-  """Results of trainings, by fold and seed.
-
-  Attributes:
-    losses: [n] losses of the judged examples.
-    metrics: Metrics, larger is better.
-    outputs: Outputs for the judged examples.
-  """
-
-  losses: Dict[Key, np.ndarray] = dataclasses.field(default_factory=dict)
-  metrics: Dict[Key, float] = dataclasses.field(default_factory=dict)
-  outputs: Dict[Key, Tree] = dataclasses.field(default_factory=dict)
+class Judged(Dict[Key, One]):
+  """Results of trainings, by fold and seed. In metrics, larger is better."""
 
   def note(self, key: Key, losses: np.ndarray, metric: float, outputs: Tree) -> None:
     """Adds a training; what is not finite counts as very bad."""
-    self.losses[key] = np.nan_to_num(losses, nan=_HUGE, posinf=_HUGE)
-    self.metrics[key] = metric if math.isfinite(metric) else -_HUGE
-    self.outputs[key] = outputs
+    self[key] = (np.nan_to_num(losses, nan=_HUGE, posinf=_HUGE),
+                 metric if math.isfinite(metric) else -_HUGE, outputs)
 
   def shifted(self, by: float) -> Judged:
     """Returns the judgement with a number added to all losses."""
-    return dataclasses.replace(
-        self, losses={key: losses + by for key, losses in self.losses.items()})
+    return Judged({key: (one[0] + by, *one[1:]) for key, one in self.items()})
 
-  def only(self, seeds: Collection[int], folds: Collection[int]) -> Judged:
-    """Returns the judgement by trainings with these seeds, on these folds."""
-    kept = [key for key in self.losses if key[0] in folds and key[1] in seeds]
-    return Judged(*({key: values[key] for key in kept}  # type: ignore[arg-type]
-                    for values in (self.losses, self.metrics, self.outputs)))
-
-  def of(self, fold: int) -> One:
-    """Returns means over the trainings of a fold, and outputs of one of them."""
-    return (_of_fold(self.losses, fold), float(_of_fold(self.metrics, fold)),
-            next(value for key, value in self.outputs.items() if key[0] == fold))
+  def of(self, fold: int, index: int = 0) -> np.ndarray:
+    """Returns the mean losses, or metric (index 1), over the trainings of a fold."""
+    return np.mean([one[index] for key, one in self.items() if key[0] == fold], 0)
 
   @property
   def folds(self) -> Set[int]:
-    return {fold for fold, _ in self.losses}
+    return {fold for fold, _ in self}
 
   @property
   def loss(self) -> float:
-    return float(np.mean(np.concatenate([*self.losses.values()])))
+    return float(np.mean(np.concatenate([one[0] for one in self.values()])))
 
   @property
   def metric(self) -> float:
-    return float(np.mean([*self.metrics.values()]))
+    return float(np.mean([one[1] for one in self.values()]))
 
-  def above(self, other: Judged, what: str = 'losses') -> Tuple[float, float]:
-    """Returns by how much the losses, or metrics, are above other ones.
+  def above(self, other: Judged, index: int = 0) -> Tuple[float, float]:
+    """Returns by how much the losses, or metrics (index 1), are above other ones.
 
     Returns:
       Mean and standard error, over examples, or over folds for metrics, that both have judged.
     """
-    own, others = getattr(self, what), getattr(other, what)
-    folds = sorted(self.folds & other.folds)
-    more = np.concatenate([
-        np.atleast_1d(_of_fold(own, fold) - _of_fold(others, fold)) for fold in folds])
+    more = np.concatenate([np.atleast_1d(self.of(fold, index) - other.of(fold, index))
+                           for fold in sorted(self.folds & other.folds)])
     error = more.std(ddof=1) / math.sqrt(len(more)) if len(more) > 1 else 0.0
     return float(more.mean()), float(error)
 
@@ -123,16 +98,12 @@ def better(one: Judged, other: Judged, errors: float = 0.0) -> bool:
       then not be worse at all.
   """
   more, error = one.above(other)
-  gain, spread = one.above(other, 'metrics')
+  gain, spread = one.above(other, 1)
   if len(one.folds & other.folds) < 3:
     gain, spread = 0.0, 0.0
   if more < -errors * error and gain >= -_CLEAR * spread:
     return True
   return gain > max(errors, _CLEAR) * spread and more <= (0.0 if errors else _CLEAR * error)
-
-
-def _of_fold(values: Dict[Key, Tree], fold: int) -> np.ndarray:
-  return np.mean([value for key, value in values.items() if key[0] == fold], 0)
 
 
 class OutOfTime(Exception):
@@ -177,14 +148,3 @@ class Clock:
   def end(self) -> None:
     if self._verbose:
       print(file=sys.stderr, flush=True)
-
-
-def kept(method: _Method) -> _Method:
-  """Returns a method that keeps its results in its object."""
-  @functools.wraps(method)
-  def once(self: object, *args: Hashable) -> object:
-    results = self.__dict__.setdefault(f'_results of {method.__name__}', {})
-    if args not in results:
-      results[args] = method(self, *args)
-    return results[args]
-  return cast(_Method, once)
