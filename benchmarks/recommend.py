@@ -6,6 +6,7 @@
 Every row trains what is handed over, by `fit` on the private examples, and judges it on test
 examples. Beside it:
 
+* what is declined: the public examples alone, or the best private setting;
 * the model as it is;
 * plain Keras on the public examples alone: Adam at rate 0.005, scaled inputs, early stopping on a
   fifth of the examples;
@@ -19,6 +20,7 @@ text beside FILE has the table.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import math
@@ -26,6 +28,7 @@ import os
 import time
 import traceback
 from typing import Any, Dict, List, Tuple
+from unittest import mock
 
 import kept
 import numpy as np
@@ -36,6 +39,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import rules
 from tfdp_adaptive.advice import inputs as inputs_lib
+from tfdp_adaptive.advice import proposal
 from tfdp_adaptive.advice import settings as settings_lib
 from tfdp_adaptive.advice import trial as trial_lib
 
@@ -116,26 +120,51 @@ def plan_of(task: recommend_tasks.Task, epsilon: float) -> Any:
 
 def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: float
                 ) -> Dict[str, Any]:
-  """Returns test results of what is recommended."""
-  began = settings_lib.now()
-  found = tfdp.recommend(
-      task.build(), task.public, loss=task.loss, metrics=task.metrics, seed=seed, verbose=0,
-      population_size=len(task.private[0]), target_epsilon=epsilon, seconds=seconds,
-      batch_size=task.batch_size, steps=task.steps)
-  took = settings_lib.now() - began
-  print(found, flush=True)
-  made = found.model
-  if found.plan is not None:
-    made.compile(found.optimizer(), task.loss)
-    made.fit(found.plan.batches(task.private), epochs=1, steps_per_epoch=found.plan.steps,
-             verbose=0)
-    if 'calibrated' in found.reasons[0]:
-      found.calibrate(made)
-  end = evaluate(made.predict(task.test[0], batch_size=1000, verbose=0), task)
-  estimates = {one.name: round(one.loss, 4) for one in found.rows}
-  return dict(end=end, proposed=found.reasons[0].split(': ')[1], estimates=estimates,
-              seconds=[seconds, round(took, 1)], settings=dict(found.settings),
-              clip=found.plan and found.plan.l2_norm_clip)
+  """Returns test results of what is recommended, and of what it declines.
+
+  Where a private setting is proposed, it declines the public examples alone; else the best private
+  setting.
+  """
+  model, made, found = task.build(), proposal.made, {}
+  weights, began = model.get_weights(), settings_lib.now()
+
+  def both(origin: Any, search: Any) -> Any:
+    found['proposed'] = made(origin, search)
+    found['took'] = settings_lib.now() - began
+    with mock.patch.object(proposal, '_ERRORS', -1e9):
+      found['declined'] = made(origin, search)
+    if found['proposed'].plan is not None:
+      kind = search.kinds[0]
+      found['declined'] = dataclasses.replace(
+          found['proposed'], plan=None, _origin=origin._replace(
+              inputs=search.experiment.map(kind),
+              weights=search.experiment.weights(kind, settings_lib.PUBLIC, None)))
+    return found['proposed']
+
+  with mock.patch.object(proposal, 'made', both):
+    tfdp.recommend(
+        model, task.public, loss=task.loss, metrics=task.metrics, seed=seed, verbose=0,
+        population_size=len(task.private[0]), target_epsilon=epsilon, seconds=seconds,
+        batch_size=task.batch_size, steps=task.steps)
+
+  def trained(one: Any) -> Dict[str, float]:
+    model.set_weights(weights)
+    private = one.model
+    if one.plan is not None:
+      private.compile(one.optimizer(), task.loss)
+      private.fit(one.plan.batches(task.private), epochs=1, steps_per_epoch=one.plan.steps,
+                  verbose=0)
+      if 'calibrated' in one.reasons[0]:
+        one.calibrate(private)
+    return evaluate(private.predict(task.test[0], batch_size=1000, verbose=0), task)
+
+  one = found['proposed']
+  print(one, flush=True)
+  declined = trained(found['declined'])  # The last layer alone trains afterwards, if at all.
+  return dict(end=trained(one), proposed=one.reasons[0].split(': ')[1], declined=declined,
+              estimates={row.name: round(row.loss, 4) for row in one.rows},
+              seconds=[seconds, round(found['took'], 1)], settings=dict(one.settings),
+              clip=one.plan and one.plan.l2_norm_clip)
 
 
 def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, Any]]) -> str:

@@ -489,7 +489,8 @@ _BY_FILE = {
          'independence/disclosures_test.py'),
     ],
     'tfdp_adaptive/advice/search.py': [
-        ('no time for the public examples', 'self._clock.allow(math.inf)', 'self._clock.allow(.5)',
+        ('no time for the public examples', 'math.inf if steps < _LEAST_STEPS and not experiment.alone',
+         '_ALONE if steps',
          'A model that is not trained would be proposed.', 'advice/recommendation_test.py'),
     ],
     'tfdp_adaptive/batches/users.py': [
