@@ -489,8 +489,8 @@ _BY_FILE = {
          'independence/disclosures_test.py'),
     ],
     'tfdp_adaptive/advice/search.py': [
-        ('no time for the public examples', 'math.inf if steps < _LEAST_STEPS and not experiment.alone',
-         '_ALONE if steps',
+        ('no time for the public examples', 'math.inf if steps < _LEAST_STEPS and not',
+         '_ALONE if steps < _LEAST_STEPS and not',
          'A model that is not trained would be proposed.', 'advice/recommendation_test.py'),
     ],
     'tfdp_adaptive/batches/users.py': [
