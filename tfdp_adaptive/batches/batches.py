@@ -185,7 +185,9 @@ class Batches(passes.Lazy):
     batch = padding.weighted(taken, used, self.class_weight)
     if self.views is not None:
       batch = self.views.of(batch, used.ndim)
-    return sources.map_structure(lambda a: padding.padded(a, rows), batch)
+    *data, weight = batch
+    return (*sources.map_structure(lambda a: padding.padded(a, rows), tuple(data)),
+            sources.map_structure(lambda w: padding.padded(w, rows, padding.EMPTY), weight))
 
 
 NOT_OF_THE_PLAN = (

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padding of batches with empty rows, whose weight is zero, and the weights of the other rows."""
+"""Padding of batches with empty rows, and the weights of the other rows.
+
+The weight of an empty row is `EMPTY`, a zero with a sign: metrics count records of weight zero.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,32 @@ import numpy as np
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import sources
 
+EMPTY = np.float32(-0.0)
 
-def padded(array: np.ndarray, rows: int) -> np.ndarray:
+
+def padded(array: np.ndarray, rows: int, empty: Any = 0) -> np.ndarray:
   """Returns an array [rows, ...] that begins with the given rows. The others are empty."""
   value = np.zeros((rows,) + array.shape[1:], array.dtype)
   if array.dtype == object:
     value[...] = b''
+  elif array.dtype.kind == 'f':
+    value[...] = empty
   value[:len(array)] = array
   return value
 
 
 def weighted(batch: sources.Nest, used: np.ndarray,
              class_weight: Optional[Mapping[int, float]]) -> Tuple[Any, ...]:
-  """Adds weights to a batch: `used` (0 for padding) times the weights of data and classes."""
+  """Adds weights to a batch: `used` (`EMPTY` for padding) times those of data and classes."""
   if class_weight is not None:
     used = used * _of_class(batch, used, class_weight)
   if not is_pair(batch):
     return batch, used
   if len(batch) == 2:
     return (*batch, used)
+  wide = lambda w: used.reshape(used.shape + (1,) * (w.ndim - used.ndim))
   return *batch[:2], sources.map_structure(
-      lambda w: w.astype(np.float32) * used.reshape(used.shape + (1,) * (w.ndim - used.ndim)),
-      batch[2])
+      lambda w: np.where(np.signbit(wide(w)), EMPTY, w.astype(np.float32) * wide(w)), batch[2])
 
 
 def _of_class(batch: sources.Nest, used: np.ndarray,

@@ -93,10 +93,10 @@ def of_rows(plan: terms_lib.Terms, step: int, rows: int, first: int = 0,
 
 
 def write(weights: np.ndarray, tags: np.ndarray) -> np.ndarray:
-  """Returns float32 weights [n, ...] as float64 that carry tags [n]; zero stays zero."""
+  """Returns float32 weights [n, ...] as float64 that carry tags [n]; zeros stay as they are."""
   wide = np.asarray(weights, np.float32).astype(np.float64)
   bits = wide.view(np.int64) | tags.reshape([-1] + [1] * (wide.ndim - 1)).astype(np.int64)
-  return np.where(wide == 0, 0.0, bits.view(np.float64))
+  return np.where(wide == 0, wide, bits.view(np.float64))
 
 
 def split(weights: trees.Tree) -> Tagged:

@@ -14,6 +14,7 @@ import numpy as np
 from tfdp_adaptive import checks
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import user_examples
+from tfdp_adaptive.batches import padding
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 
@@ -103,7 +104,7 @@ class Users(Examples):
   def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
     """Returns `(nest of [users, m, ...], weights [users, m])`."""
     numbers = np.zeros([len(users), self._most], np.int64)
-    weights = np.zeros([len(users), self._most], np.float32)
+    weights = np.full([len(users), self._most], padding.EMPTY)
     for row, user in enumerate(users):
       own = self._of_user[self._first[user]:self._first[user + 1]]
       if len(own) > self._most:

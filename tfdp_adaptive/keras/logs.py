@@ -6,6 +6,7 @@ Metrics count each example once, and weighted metrics count it by its weight.
 """
 
 import contextlib
+import functools
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
@@ -31,6 +32,8 @@ def observe(model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.
     request: What the rule asked for.
     penalty: The losses on the weights before the step, a scalar.
   """
+  used = batch.mask
+  batch = _with_unweighted(batch)
   outputs, masks, present = clipped.outputs, clipped.masks, batch.mask
   examples, _ = interface.joined(batch)
   if not trees.absent(batch.examples):
@@ -51,8 +54,23 @@ def observe(model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.
     logs['clipped'] = tf.clip_by_value(1 - within, 0, 1)
   if optimizer.diagnostics:
     logs.update(diagnostics.of_step(
-        clipped, request.clips, batch.mask, optimizer.batch_size, optimizer.rule_state))
+        clipped, request.clips, used, optimizer.batch_size, optimizer.rule_state))
   return logs
+
+
+def _with_unweighted(batch: interface.Batch) -> interface.Batch:
+  """Returns the batch with all its examples in the masks; Keras counts those of weight zero."""
+  if trees.absent(batch.sample_weight):
+    return batch
+  axes = 1 if trees.absent(batch.examples) else 2
+  weights = [tf.cast(one, tf.float32) for one in tf.nest.flatten(batch.sample_weight)]
+  empty = functools.reduce(tf.logical_and, [  # `padding.EMPTY` has a sign.
+      tf.reduce_all((one == 0) & (tf.bitcast(one, tf.int32) < 0), list(range(axes, one.shape.rank)))
+      for one in weights])
+  if axes == 1:
+    return batch._replace(mask=batch.mask | ~empty)
+  examples = batch.examples | ~empty
+  return batch._replace(mask=tf.reduce_any(examples, 1), examples=examples)
 
 
 def _report_losses(
