@@ -5,7 +5,8 @@ FROM python:3.11-slim
 WORKDIR /home/tfdp/tfdp_adaptive
 COPY requirements/current.lock requirements/jupyter.lock requirements/
 RUN python -m pip install --no-cache-dir --no-deps -r requirements/current.lock \
-  && python -m pip install --no-cache-dir --no-deps -r requirements/jupyter.lock
+  && python -m pip install --no-cache-dir --no-deps -r requirements/jupyter.lock \
+  && jupyter lab --version
 COPY . .
 RUN python -m pip install --no-cache-dir --no-deps --no-build-isolation . \
   && useradd --home-dir /home/tfdp tfdp && chown -R tfdp /home/tfdp

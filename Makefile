@@ -279,7 +279,7 @@ lock:
 	  if grep -n '://' build/lock/$$stack.lock; then exit 1; fi; \
 	  mv build/lock/$$stack.lock requirements/$$stack.lock; \
 	done
-	@set -e; for list in docs flower ray lint sign wheel \
+	@set -e; for list in docs flower jupyter ray lint sign wheel \
 	  peers-hub peers-jax peers-torch peers-pfl peers-tests; do \
 	  echo "resolving requirements/$$list.lock"; \
 	  cp requirements/$$list.lock build/lock/list.txt 2>/dev/null || : > build/lock/list.txt; \
