@@ -79,7 +79,8 @@ def alone(task: recommend_tasks.Task) -> List[np.ndarray]:
   return model.get_weights()
 
 
-def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray]) -> Dict[str, Any]:
+def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray], grid: bool
+          ) -> Dict[str, Any]:
   """Returns test results without training, of the public examples alone, and of the grid."""
   model = task.build()
   start = evaluate(model.predict(task.test[0], batch_size=1000, verbose=0), task)
@@ -91,7 +92,7 @@ def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray]) -> D
   trial = trial_lib.Trial(model, task.loss, {'sgd': rules.dp_sgd()}, int(plan.batch_size))
   held, data = tf.convert_to_tensor(task.test[0]), tf.convert_to_tensor(task.private[0])
   found = []
-  for from_public, rule, clip, rates in SETTINGS:
+  for from_public, rule, clip, rates in SETTINGS if grid else ():
     weights = public if from_public else given
     norm = float(np.median(trial.norms(tf.convert_to_tensor(x), y, weights, 'sgd')))
     trial.rules['adam'] = rules.dp_adam(epsilon=1e-3 * norm / math.sqrt(trial.size))
@@ -106,9 +107,12 @@ def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray]) -> D
       name = f'{rule} {rate:g}' + ' from public' * from_public
       found.append((float(np.nan_to_num(losses.mean(), nan=np.inf)), outputs, name))
   outputs, _ = trial.judge(held, task.test[1], public)
-  best = min(found, key=lambda row: row[0])
-  return dict(start=start, alone=evaluate(outputs, task), best=evaluate(best[1], task),
-              setting=best[2], grid={row[2]: round(row[0], 4) for row in found})
+  done: Dict[str, Any] = dict(start=start, alone=evaluate(outputs, task))
+  if found:
+    best = min(found, key=lambda row: row[0])
+    done.update(best=evaluate(best[1], task), setting=best[2],
+                grid={row[2]: round(row[0], 4) for row in found})
+  return done
 
 
 def plan_of(task: recommend_tasks.Task, epsilon: float) -> Any:
@@ -170,26 +174,26 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
 def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, Any]]) -> str:
   """Returns the rows as text, and the mean excess over the best of the grid by task."""
   lines = [f'{"task":16} {"eps":>3} {"seed":>4} {"untrained":>9} {"alone":>8} {"best grid":>9} '
-           f'{"recommend":>9} {"excess":>7}  {"seconds":>7}  proposed']
+           f'{"recommend":>9} {"declined":>8} {"excess":>7}  {"seconds":>7}  proposed']
   excess: Dict[str, List[float]] = {}
   for one in rows:
-    if (one['task'], one['epsilon']) not in beside:
-      continue
-    peer = beside[one['task'], one['epsilon']]
-    ends = [*(peer[name]['loss'] for name in ('start', 'alone', 'best')), one['end']['loss']]
-    more = ends[3] / ends[2] - 1
-    excess.setdefault(one['task'], []).append(more)
-    lines.append(
-        f'{one["task"]:16} {one["epsilon"]:3g} {one["seed"]:4} {ends[0]:9.4g} {ends[1]:8.4g} '
-        f'{ends[2]:9.4g} {ends[3]:9.4g} {100 * more:6.1f}%  {one["seconds"][1]:7.0f}  '
-        f'{one["proposed"]}')
-    names = [name for name in one['end'] if name != 'loss']
-    lines += [f'{"  " + name:25} ' + ' '.join(
-        f'{value[name]:{width}.4g}' for value, width in (
-            (peer['start'], 9), (peer['alone'], 8), (peer['best'], 9), (one['end'], 9)))
-              for name in names if name in peer['start']]
-  mean = 100 * np.mean([np.mean(values) for values in excess.values()])
-  return '\n'.join([*lines, '', f'Mean excess over the best of the grid, by task: {mean:.1f}%', ''])
+    peer = beside.get((one['task'], one['epsilon']), {})
+    ends = [*(peer.get(name, {}) for name in ('start', 'alone', 'best')), one['end'],
+            one.get('declined', {})]
+    losses = [end.get('loss', np.nan) for end in ends]
+    more = losses[3] / losses[2] - 1
+    if np.isfinite(more):
+      excess.setdefault(one['task'], []).append(more)
+    wide = list(zip(ends, (9, 8, 9, 9, 8)))
+    columns = lambda name: ' '.join(f'{end.get(name, np.nan):{width}.4g}' for end, width in wide)
+    lines.append(f'{one["task"]:16} {one["epsilon"]:3g} {one["seed"]:4} {columns("loss")} '
+                 f'{100 * more:6.1f}%  {one["seconds"][1]:3.0f}/{one["seconds"][0]:<3.0f}  '
+                 f'{one["proposed"]}')
+    lines += [f'{"  " + name:25} {columns(name)}' for name in one['end'] if name != 'loss']
+  if excess:
+    mean = 100 * np.mean([np.mean(values) for values in excess.values()])
+    lines.append(f'\nMean excess over the best of the grid, by task: {mean:.1f}%')
+  return '\n'.join([*lines, ''])
 
 
 def main() -> None:
@@ -205,6 +209,7 @@ def main() -> None:
                       help='file of the results beside the recommendations')
   parser.add_argument('--only-peers', action='store_true')
   parser.add_argument('--no-peers', action='store_true')
+  parser.add_argument('--no-grid', action='store_true')
   parser.add_argument('--processor', action='store_true',
                       help='count seconds of the processor: for a machine with other work')
   options = parser.parse_args()
@@ -218,7 +223,8 @@ def main() -> None:
       key = dict(task=task.name, epsilon=epsilon)
       wanted: List[Tuple[str, Dict[str, Any], Any]] = []
       if not options.no_peers:
-        wanted = [(options.peers, key, lambda: peers(task, plan_of(task, epsilon), public()))]  # pylint: disable=cell-var-from-loop
+        wanted = [(options.peers, key, lambda: peers(
+            task, plan_of(task, epsilon), public(), not options.no_grid))]  # pylint: disable=cell-var-from-loop
       if not options.only_peers:
         wanted += [(options.out, dict(key, seed=seed), lambda seed=seed: recommended(
             task, epsilon, seed, options.seconds)) for seed in map(int, options.seeds.split(','))]  # pylint: disable=cell-var-from-loop
