@@ -146,6 +146,15 @@ def test_neither_loss_nor_metric_may_be_clearly_worse(loss, metric, errors, want
   assert settings_lib.better(one, other, errors) == wanted
 
 
+def test_examples_of_one_training_share_its_noise():
+  one, other = settings_lib.Judged(), settings_lib.Judged()
+  for fold, more in enumerate((-.3, .1, -.1)):
+    one.note((fold, 0), np.full(100, more), 0.0, ())
+    other.note((fold, 0), np.zeros(100), 0.0, ())
+  assert one.above(other) == (pytest.approx(-.1), pytest.approx(.2 / 3**.5))
+  assert settings_lib.better(one, other) and not settings_lib.better(one, other, 1.0)
+
+
 def test_what_would_take_too_long_is_not_begun(capsys):
   clock = settings_lib.Clock(100.0, 1)
   clock.check('nothing is ruled out', 1e9)

@@ -33,8 +33,9 @@ def made(origin: recommendation.Origin, search: search_lib.Search
     reason = ('The public examples alone, or private training, could not be tried in time: give '
               'more `seconds`.')
   else:
-    first = next((one for one, final in finals.items()
-                  if settings_lib.better(final.judged, rows[winner], _ERRORS)), first)
+    most = len(finals[first].judged.folds)
+    first = next((one for one, final in finals.items() if len(final.judged.folds) == most
+                  and settings_lib.better(final.judged, rows[winner], _ERRORS)), first)
     for one in (first, *finals):  # The first of settings that differ in numbers alone.
       rows.setdefault(_name(experiment, one), finals[one].judged)
     best, last = _name(experiment, first), outputs_lib.last_dense(origin.model)

@@ -153,6 +153,8 @@ class Search:
   def judged(self) -> Dict[settings_lib.Setting, Final]:
     """Returns the estimates of the best settings, the best one first.
 
+    Settings that fewer folds have judged come later: a fold that left them out was less lucky.
+
     Let A be the loss of n public examples (`experiment` defines A, h and f), and G the gain of N
     private examples without noise over A. Let q be the loss of a setting without noise, and Q the
     smallest q. G is the mean of two estimates: 4 / 3 (h - f) (1 - n / N), if losses fall as
@@ -190,10 +192,11 @@ class Search:
                       + losses - clean[fold], metric, outputs)
       noise = level({fold: experiment.judged[one][fold, _AGAIN][0] for fold in clean}) - cleans[one]
       found[one] = Final(judged, judged.loss - noise)
-    ahead = lambda one: found[one].judged.above(reference)[0]
+    ahead = lambda one: (-len(found[one].judged.folds), found[one].judged.above(reference)[0])
     order: List[settings_lib.Setting] = []
     for one in sorted(found, key=ahead):
-      leads = order and settings_lib.better(found[one].judged, found[order[0]].judged)
+      leads = order and len(found[one].judged.folds) == len(found[order[0]].judged.folds) and (
+          settings_lib.better(found[one].judged, found[order[0]].judged))
       order.insert(0 if leads else len(order), one)
     return {one: found[one] for one in order}
 

@@ -79,12 +79,15 @@ class Judged(Dict[Key, One]):
     """Returns by how much the losses, or metrics (index 1), are above other ones.
 
     Returns:
-      Mean and standard error, over examples, or over folds for metrics, that both have judged.
+      Mean and standard error, over examples and over folds, that both have judged. Another draw of
+      the noise moves all examples of a fold.
     """
-    more = np.concatenate([np.atleast_1d(self.of(fold, index) - other.of(fold, index))
-                           for fold in sorted(self.folds & other.folds)])
-    error = more.std(ddof=1) / math.sqrt(len(more)) if len(more) > 1 else 0.0
-    return float(more.mean()), float(error)
+    parts = [np.atleast_1d(self.of(fold, index) - other.of(fold, index))
+             for fold in sorted(self.folds & other.folds)]
+    error = lambda values: (
+        float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0)
+    more = np.concatenate(parts)
+    return float(more.mean()), max(error(more), error([part.mean() for part in parts]))
 
 
 def better(one: Judged, other: Judged, errors: float = 0.0) -> bool:
