@@ -42,7 +42,7 @@ _START = .5  # Share of the examples that public weights are learned from.
 # Numbers of steps of training on the public examples alone,
 _ALONE_STEPS = tuple(round(2**(i / 2)) for i in range(6, 25))
 _PATIENCE = 3  # which ends when so many of these numbers were no better.
-_LATER = 4  # It also ends if it takes so many times the steps of a better training.
+_LATER = 4  # It also ends after so many times the way (rate * steps) of a better training.
 ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
@@ -94,7 +94,7 @@ class Experiment:
     self.recipes: Dict[str, Tuple[float, int]] = {}
     self.halves: Dict[Tuple[str, int], np.ndarray] = {}
     self._curves: Dict[Tuple[str, float], Dict[int, Dict[int, settings_lib.One]]] = {}
-    self._ahead: Dict[Tuple[int, ...], Tuple[float, int]] = {}  # Folds -> best loss and its steps.
+    self._ahead: Dict[Tuple[int, ...], Tuple[float, float]] = {}  # Folds -> best loss and its way.
     self.judged: Dict[settings_lib.Setting, settings_lib.Judged] = {}
     self.coarse = 1
 
@@ -251,17 +251,17 @@ class Experiment:
       return
     runs = {fold: self.plainly(kind, rate, fold, self.rows(fold, settings_lib.GIVEN), _ALONE_STEPS)
             for fold in curves}
-    least, late, done = (math.inf, 0), 0, False
-    ahead, soon = self._ahead.get(tuple(curves), (math.inf, 0))
+    least, late, done = (math.inf, 0.0), 0, False
+    ahead, soon = self._ahead.get(tuple(curves), (math.inf, 0.0))
     try:
       for steps in _ALONE_STEPS:
         for fold, run in runs.items():
           curves[fold][steps] = self._looked(kind, fold, next(run))
         loss = float(np.mean([curve[steps][0].mean() for curve in curves.values()]))
         late = 0 if loss < least[0] else late + 1
-        least = min(least, (loss, steps))
+        least = min(least, (loss, rate * steps))
         tried(steps)
-        if late == _PATIENCE or steps >= _LATER * soon and least[0] > ahead:
+        if late == _PATIENCE or rate * steps >= _LATER * soon and least[0] > ahead:
           break
       done = True
     finally:
