@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import contextlib
 import functools
+import math
 import os
 import pathlib
 import sqlite3
@@ -29,6 +31,10 @@ Preprocess = Callable[[Dict[str, Any]], trees.Tree]
 Features = Mapping[str, Any]  # {name: `tf.io.FixedLenFeature` or the like}
 _OF_USER = 'SELECT {} FROM examples WHERE client_id = ? AND split_name = ?'
 _BLOCK = 100_000  # Rows whose users are read at a time.
+_FEW_BYTES = 2**16  # Rows up to here are parsed by protobuf: it takes about as long as TensorFlow.
+_VALUES = {tf.float32: lambda feature: feature.float_list.value,
+           tf.int64: lambda feature: feature.int64_list.value,
+           tf.string: lambda feature: feature.bytes_list.value}
 
 
 class Source(collections.abc.Mapping):
@@ -179,6 +185,9 @@ def without(column: str) -> Preprocess:
 class Protos:
   """A parser of `tf.train.Example`s.
 
+  A call of TensorFlow's parser costs 0.8 ms, so protobuf parses the few rows of a small user. Rows
+  in which it finds anything unusual go to TensorFlow's parser, which reads or refuses them.
+
   Args:
     features: As for `tf.io.parse_example`.
   """
@@ -196,7 +205,26 @@ class Protos:
                        input_signature=[tf.TensorSpec([None], tf.string)])
 
   def __call__(self, rows: Sequence[bytes]) -> Dict[str, np.ndarray]:
+    if sum(map(len, rows)) <= _FEW_BYTES:
+      with contextlib.suppress(Exception):  # TensorFlow decides about anything unusual.
+        return self._small(rows)
     return {name: values.numpy() for name, values in self._parse(tf.constant(rows)).items()}
+
+  def _small(self, rows: Sequence[bytes]) -> Dict[str, np.ndarray]:
+    """Returns the columns of rows. Raises for rows that TensorFlow might read in another way."""
+    examples = [tf.train.Example.FromString(row) for row in rows]
+    if [one.ByteSize() for one in examples] != [*map(len, rows)]:
+      raise ValueError  # A field is repeated, left out or not packed.
+    features, columns = [one.features.feature for one in examples], {}
+    for name, spec in sorted(self._features.items()):
+      size = math.prod(spec.shape) if isinstance(spec, tf.io.FixedLenFeature) else 0
+      found = [_VALUES[spec.dtype](one[name]) for one in features]
+      if not size or {*map(len, found)} != {size}:
+        raise ValueError  # Features that are missing have no values, and their default may be used.
+      array = functools.partial(np.array, dtype=spec.dtype.as_numpy_dtype)
+      columns[name] = array([one[0] if size == 1 else array(one) for one in found]).reshape(
+          [len(rows), *spec.shape])
+    return columns
 
 
 def user_id(value: Union[User, np.generic], column: str) -> User:

@@ -4,11 +4,13 @@
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import time
 
 import numpy as np
 import nursery
@@ -208,6 +210,61 @@ def test_a_run_with_kills_reuses_no_noise_and_goes_on_in_process(cluster, tmp_pa
   assert len({key for key, _ in used}) == len(used) == steps
   assert len(list(folder.glob('*/died'))) == kills
   nursery.tally('ray', kills=kills, rounds=steps, noise_rows=len(used))
+
+
+DRIVER = """
+import json, os, sys
+root, address, out, rounds_wanted = sys.argv[1:]
+sys.path[:0] = [root, root + '/tests', root + '/tests/federated']
+import tfdp_adaptive as tfdp
+import regression, ray_test
+from tfdp_adaptive import rules
+from tfdp_adaptive.federated import rounds
+original = rounds.run
+
+def spy(process, engine, state, cohort, *args, **kwargs):
+  with open(out + '.used', 'a', encoding='utf-8') as file:
+    print(json.dumps([int(state.round), ray_test.noise_keys(state), list(cohort)]), file=file)
+  return original(process, engine, state, cohort, *args, **kwargs)
+
+rounds.run = spy
+result = tfdp.federated.simulate(
+    ray_test.build(regression.make_plan(steps=int(rounds_wanted), seed=None), seed=None),
+    ray_test.users(), workers='ray:1', address=address, out=out, progress=False)
+assert [row['round'] for row in result.history] == [*range(1, int(rounds_wanted) + 1)]
+assert result.rounds == int(rounds_wanted) and not result.failed
+"""
+
+
+def test_a_driver_that_is_killed_goes_on_from_its_folder(cluster, tmp_path):
+  """Killed at any moment of a round or between two; its actors end with it."""
+  rng, kills = random.Random(), int(os.environ.get('TFDP_KILLS', 1))
+  rounds_wanted, killed, script = 2 * kills + 1, 0, tmp_path / 'driver.py'
+  script.write_text(DRIVER, encoding='utf-8')
+  log = tmp_path / 'run.used'
+  command = [tmp_path / 'output', script, HERE.parents[1], cluster.address, tmp_path / 'run',
+             rounds_wanted]
+  lines = lambda: log.read_text(encoding='utf-8').splitlines() if log.exists() else []
+  with nursery.Nursery('tensorflow', 'tfdp_adaptive.keras.named_optimizers', 'ray') as mother:
+    for _ in range(kills):
+      before = len(lines())
+      mother.start(*command)
+      wanted = before + rng.randint(1, 2)
+      while not mother.ended() and len(lines()) < wanted:
+        time.sleep(0.001)
+      time.sleep(rng.expovariate(1 / 0.1))
+      killed += mother.kill()
+    status, said = mother.run(*command)
+  assert status == 0, said
+  used = [json.loads(line) for line in lines()]
+  keys = [str(key) for _, key, _ in used]
+  assert len(set(keys)) == len(keys)
+  cohorts = {}
+  for number, _, cohort in used:  # A round that is begun again has the same clients.
+    assert cohorts.setdefault(number, cohort) == cohort
+  assert list(cohorts) == [*range(rounds_wanted)]
+  assert (tmp_path / 'run' / 'metrics.csv').read_text().count('\n') == 1 + rounds_wanted
+  nursery.tally('ray driver', kills=killed, rounds=rounds_wanted, begun=len(used))
 
 
 def database(path, value):
