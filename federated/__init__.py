@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
   from . import flower as flower
   from . import tasks as tasks
   from .engines import PrivateFedAvg as PrivateFedAvg
-  from .evaluation import evaluator as evaluator
+  from .keras_model import evaluator as evaluator
   from .processes import build_private_fed_avg as build_private_fed_avg
   from .processes import build_private_fed_sgd as build_private_fed_sgd
   from .rounds import ClientsFailedError as ClientsFailedError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
 
 
 _EXPORTS = {name: f'{__name__}.{module}' for module, names in {
-    'engines': ('PrivateFedAvg',), 'evaluation': ('evaluator',),
+    'engines': ('PrivateFedAvg',), 'keras_model': ('evaluator',),
     'processes': ('build_private_fed_avg', 'build_private_fed_sgd'),
     'rounds': ('ClientsFailedError', 'WorkerLostError'),
     'server': ('ModelWeights', 'PrivateMetrics', 'QuantileClip'),

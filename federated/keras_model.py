@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wraps a Keras model and optimizer in the interface of TFF that `local_training` uses."""
+"""Wraps a Keras model and optimizer as `local_training` uses them, and evaluates the model."""
 
 from __future__ import annotations
 
 import collections
-from typing import Callable, Dict, NamedTuple, Sequence, Union
+import importlib
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Union
 
 import tensorflow as tf
 
@@ -12,6 +13,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 
 from . import local_training
+from . import server as server_lib
 
 Loss = Union[str, tf.keras.losses.Loss, Callable[..., tf.Tensor]]
 Metric = Union[tf.keras.metrics.Metric, Callable[[], tf.keras.metrics.Metric]]
@@ -98,6 +100,48 @@ class KerasOptimizer(local_training.FunctionalOptimizer):
     del variables
     self._optimizer.apply_gradients(list(zip(gradients, self._variables)))
     return state
+
+
+def evaluator(
+    model_fn: local_training.ModelFn, dataset: tf.data.Dataset, *,
+    loss: Optional[Loss] = None, metrics: Sequence[Metric] = ()
+) -> Callable[[server_lib.ModelWeights], Dict[str, float]]:
+  """Returns `weights -> {metric: float}` of a model on a batched `tf.data.Dataset`.
+
+  The metrics are exact: they are private only for users who are not in `dataset`.
+
+  Args:
+    model_fn: As given to `build_private_fed_avg`.
+    dataset: Batches like those of the clients.
+    loss: The loss of a Keras model, as given to `build_private_fed_avg`.
+    metrics: The metrics of a Keras model.
+
+  Returns:
+    A function of the weights, as `simulate` and `get_model_weights` return them.
+  """
+  if loss is not None:
+    model: local_training.Model = KerasModel(model_fn, loss, metrics)
+  else:
+    model = importlib.import_module('.tff_process', __package__).as_function(model_fn)()
+  finalizers = local_training.reusable(
+      model.metric_finalizers(), model.report_local_unfinalized_metrics())
+
+  @tf.function
+  def run() -> local_training.Metrics:
+    for batch in dataset:
+      model.forward_pass(batch, training=False)
+    return model.report_local_unfinalized_metrics()
+
+  def evaluate(weights: server_lib.ModelWeights) -> Dict[str, float]:
+    for variable, value in zip(
+        tf.nest.flatten([model.trainable_variables, model.non_trainable_variables]),
+        tf.nest.flatten(tuple(weights))):
+      variable.assign(value)
+    model.reset_metrics()
+    return {name: float(value)
+            for name, value in local_training.finalized(finalizers, run()).items()}
+
+  return evaluate
 
 
 def _loss(loss: Loss) -> Callable[..., tf.Tensor]:

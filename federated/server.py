@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import math
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union
 
 import tensorflow as tf
 
@@ -255,18 +255,17 @@ def _check_shares(
     plan: privacy.PrivacyPlan, quantile_clip: Optional[QuantileClip],
     private_metrics: Optional[PrivateMetrics]) -> float:
   """Returns the share of the budget that the metrics take."""
-  parts: List[Union[QuantileClip, PrivateMetrics]] = []
+  shares = []
   for part, kind in ((quantile_clip, QuantileClip), (private_metrics, PrivateMetrics)):
     if part is not None:
       if not isinstance(part, kind):
         raise ValueError('`quantile_clip` must be a `QuantileClip`, and `private_metrics` '
                          f'`PrivateMetrics`, or None. Received: {part!r}.')
       checks.probability(share=part.share)
-      parts.append(part)
-  if sum(part.share for part in parts) >= 1:
-    raise ValueError('`share`s must be below one together. '
-                     f'Received: {[part.share for part in parts]}.')
-  if parts and plan.amplified and plan.adjacency == 'replace':
+      shares.append(part.share)
+  if sum(shares) >= 1:
+    raise ValueError(f'`share`s must be below one together. Received: {shares}.')
+  if shares and plan.amplified and plan.adjacency == 'replace':
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per round '
         'only: leave `quantile_clip` and `private_metrics` out, or use adjacency="zero_out".')

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 import warnings
 
 import numpy as np
@@ -30,7 +31,6 @@ from . import releases
 from . import rounds as rounds_lib
 from . import run as run_lib
 from . import server as server_lib
-from . import statement as statement_lib
 from . import storage
 
 _PREFIXES = ('private/', 'not_private/')
@@ -81,7 +81,7 @@ class Simulation(NamedTuple):
     """Returns the privacy card of the rounds that were run, with the digest of the weights."""
     process, facts, notes = self.made_of
     arrays = tf.nest.flatten(tuple(self.weights))
-    return statement_lib.card(process, self.rounds, facts, weight_digests.of(arrays), notes=notes)
+    return _card(process, self.rounds, facts, weight_digests.of(arrays), notes=notes)
 
 
 def simulate(
@@ -190,17 +190,62 @@ def simulate(
         warnings.warn(f'No client of round {run.done + 1} could be trained: it adds noise alone. '
                       'This warning is not private.', errors.Caution, stacklevel=2)
       state, released = step(run.state, outcome.answers)
-      run.advance(state, _floats(released), outcome.exact(), outcome.failed)
+      run.advance(state, {name: float(value) for name, value in released.items()},
+                  outcome.exact(), outcome.failed)
       clients += len(cohort)
       seconds.append(time.monotonic() - start)
       report()
       bar.update()
   weights = TrainedWeights(*run.weights())
-  weights.ledger = statement_lib.ledger(process, run.done, run.notes)
-  card = statement_lib.card(process, run.done, facts, plots=False, notes=run.notes)
+  weights.ledger = _ledger(process, run.done, run.notes)
+  card = _card(process, run.done, facts, plots=False, notes=run.notes)
   return Simulation(weights, run.done, run.history,
                     privacy_statement.of(card), run.state, run.failed,
                     _speed(run, clients, seconds), (process, tuple(facts), run.notes))
+
+
+def _ledger(process: engines.PrivateFedAvg, rounds: int,
+            notes: Sequence[str] = ()) -> ledger_lib.Ledger:
+  """Returns the ledger of the weights after `rounds`, including earlier runs if known."""
+  before = ledger_lib.Ledger(tuple(process.history()))
+  *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
+  clip = process.settings['quantile_clip']
+  following = [] if clip is None else [
+      f'Adaptive clip norm: {clip}, inside the same budget; the clip norm above is the first one.']
+  return ledger_lib.Ledger((*others, dataclasses.replace(
+      mine, run=ledger_lib.new_run(), seeded=process.seed is not None,
+      notes=(*mine.notes, *notes),
+      clipping=(*mine.clipping, *following))))
+
+
+def _card(
+    process: engines.PrivateFedAvg, rounds: int, facts: Sequence[str] = (),
+    weights: Sequence[str] = (), plots: bool = True, notes: Sequence[str] = ()) -> card_lib.Card:
+  """Returns the privacy card after `rounds` of the plan's steps.
+
+  Args:
+    process: A `PrivateFedAvg`.
+    rounds: The number of rounds.
+    facts: The caller's own words.
+    weights: Digests, see `privacy.weight_digests`.
+    plots: See `Ledger.card`.
+    notes: Sentences for the entry of the run.
+  """
+  settings = process.settings
+  lines = [
+      'Federated: a record above is the update that a user\'s device sends in a round; its clip '
+      'norm holds whatever number of examples it was trained on.',
+      'What the server sees: all updates of the users, as they are. The guarantee is for whoever '
+      'sees what the server releases: the weights of every round'
+      + (', and the noised numbers beside them' if settings['private_metrics'] is not None
+         or settings['quantile_clip'] is not None else '')
+      + '. Secure aggregation is not simulated; the state of the server and the workers\' memory '
+      'are not released and must stay secret.']
+  if settings['private_metrics'] is not None:
+    lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
+  return _ledger(process, rounds, notes).card(
+      trust='federated', facts=lines, words=[card_lib.Words('the data', fact) for fact in facts],
+      weights=weights, plots=plots)
 
 
 def _workers(workers: Union[int, str], address: Optional[str]) -> engines.Workers:
@@ -277,7 +322,3 @@ def _answering(
     return cohort
   rng = np.random.default_rng(None if seed is None else [seed, done, 1])
   return [client for client, coin in zip(cohort, rng.random(len(cohort))) if coin >= dropout]
-
-
-def _floats(tree: Mapping[str, tf.Tensor]) -> Dict[str, float]:
-  return {name: float(value) for name, value in tree.items()}

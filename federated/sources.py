@@ -11,10 +11,14 @@ import abc
 import collections.abc
 import contextlib
 import functools
+import gzip
+import json
+import lzma
 import math
 import os
 import pathlib
 import sqlite3
+import tempfile
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 import urllib.parse
 
@@ -29,7 +33,10 @@ Table = Any  # A data set of Hugging Face, a DataFrame of pandas, or {column: ar
 Preprocess = Callable[[Dict[str, Any]], trees.Tree]
 
 Features = Mapping[str, Any]  # {name: `tf.io.FixedLenFeature` or the like}
-_OF_USER = 'SELECT {} FROM examples WHERE client_id = ? AND split_name = ?'
+_OPENERS: Dict[str, Callable[..., Any]] = {'.xz': lzma.open, '.gz': gzip.open}
+SPLIT = 'train'  # The only split of a database that is made of JSON lines.
+_READ = 'SELECT serialized_example_proto FROM examples WHERE '
+_OF_USER = 'client_id = ? AND split_name = ?'
 _BLOCK = 100_000  # Rows whose users are read at a time.
 _FEW_BYTES = 2**16  # Rows up to here are parsed by protobuf: it takes about as long as TensorFlow.
 _VALUES = {tf.float32: lambda feature: feature.float_list.value,
@@ -57,17 +64,17 @@ class Source(collections.abc.Mapping):
 
   def sample(self, user: User, most: Optional[int]) -> trees.Tree:
     """Returns all examples of a user, or `most` of them, drawn again at every call."""
-    arrays = tf.nest.map_structure(np.asarray, self.read(user, most))
-    sizes = {a.shape[:1] for a in tf.nest.flatten(arrays)}
+    nest = self.read(user, most)
+    arrays = [np.asarray(array) for array in tf.nest.flatten(nest)]
+    sizes = {array.shape[:1] for array in arrays}
     if len(sizes) != 1 or sizes == {()}:
       raise ValueError('`examples` must hold arrays that are equally long along their first axis '
-                       'for every user. Received: shapes '
-                       f'{[a.shape for a in tf.nest.flatten(arrays)]} for {user!r}.')
+                       f'for every user. Received: {[a.shape for a in arrays]} for {user!r}.')
     (size,), = sizes
-    if most is None or size <= most:
-      return arrays
-    chosen = _drawn(size, most)
-    return tf.nest.map_structure(lambda a: a[chosen], arrays)
+    if most is not None and size > most:
+      chosen = _drawn(size, most)
+      arrays = [array[chosen] for array in arrays]
+    return tf.nest.pack_sequence_as(nest, arrays)
 
 
 class Memory(Source):
@@ -121,14 +128,11 @@ class Database(Source):
     return Database, (self._path, self._split, self._parse, self._preprocess)
 
   def read(self, user: User, most: Optional[int]) -> trees.Tree:
-    rows = None
-    if most is not None:  # A few users have a million rows: they are drawn before they are read.
-      places = self._query(_OF_USER.format('rowid'), user, self._split)
-      if len(places) > most:
-        rows = [self._query('SELECT serialized_example_proto FROM examples WHERE rowid = ?',
-                            *places[i])[0] for i in _drawn(len(places), most)]
-    if rows is None:
-      rows = self._query(_OF_USER.format('serialized_example_proto'), user, self._split)
+    if most is None:
+      rows = self._query(_READ + _OF_USER, user, self._split)
+    else:  # A few users have a million rows: they are drawn before they are read.
+      rows = self._query(f'{_READ} rowid IN (SELECT rowid FROM examples WHERE {_OF_USER} '
+                         'ORDER BY RANDOM() LIMIT ?) ORDER BY rowid', user, self._split, most)
     if not rows:
       raise KeyError(user)
     return self._preprocess(self._parse([row for row, in rows]))
@@ -227,6 +231,45 @@ class Protos:
     return columns
 
 
+def parse_json(rows: Sequence[str]) -> Dict[str, Any]:
+  """Returns `{column: values}` of objects that all have the same names."""
+  objects = [json.loads(row) for row in rows]
+  names = set(objects[0])
+  if any(set(one) != names for one in objects):
+    raise ValueError('All JSON objects of a user must have the same names. Received: '
+                     f'{sorted({tuple(sorted(one)) for one in objects})[:2]}.')
+  return {name: [one[name] for one in objects] for name in objects[0]}
+
+
+def database_of(
+    path: Path, user: str, database: Optional[Path] = None) -> pathlib.Path:
+  """Returns the SQLite file that holds a file of JSON lines by user, made once.
+
+  Lines are read one at a time. The file holds the users' data and is readable by its owner
+  alone. It is made again if the JSON file has changed.
+
+  Args:
+    path: JSON lines, also .gz or .xz: an object per line.
+    user: Name of what says whose a line is, a text or a whole number.
+    database: The path of the database; by default, `path` with '.sqlite'.
+  """
+  path = pathlib.Path(path)
+  target = pathlib.Path(f'{path}.sqlite' if database is None else database)
+  facts = path.stat()
+  made_from = json.dumps([facts.st_size, facts.st_mtime_ns, user])
+  if target.exists() and _made_from(target) == made_from:
+    return target
+  descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=target.name)  # Mode 0600.
+  os.close(descriptor)
+  try:
+    _fill(temporary, _lines(path, user), made_from)
+    os.replace(temporary, target)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+  return target
+
+
 def user_id(value: Union[User, np.generic], column: str) -> User:
   value = value.item() if isinstance(value, np.generic) else value
   if isinstance(value, bool) or not isinstance(value, (str, int)):
@@ -244,3 +287,42 @@ def _columns(data: Table, rows: np.ndarray) -> Dict[str, Any]:
 
 def _drawn(size: int, most: int) -> np.ndarray:
   return np.random.default_rng().permutation(size)[:most]
+
+
+def _fill(database: str, lines: Iterator[Tuple[str, str]], made_from: str) -> None:
+  connection = sqlite3.connect(database)
+  connection.executescript(
+      'PRAGMA journal_mode=OFF; CREATE TABLE made_from (fact TEXT); CREATE TABLE examples '
+      '(split_name TEXT, client_id TEXT, serialized_example_proto TEXT); CREATE TABLE '
+      'client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER);')
+  with connection:
+    connection.execute('INSERT INTO made_from VALUES (?)', [made_from])
+    connection.executemany(f"INSERT INTO examples VALUES ('{SPLIT}', ?, ?)", lines)
+    connection.execute('CREATE INDEX of_client ON examples (client_id)')
+    connection.execute(f"INSERT INTO client_metadata SELECT client_id, '{SPLIT}', COUNT(*) "
+                       'FROM examples GROUP BY client_id')
+  connection.close()
+
+
+def _made_from(database: pathlib.Path) -> str:
+  try:
+    connection = sqlite3.connect(database)
+    ((fact,),) = connection.execute('SELECT fact FROM made_from').fetchall()
+    connection.close()
+  except (sqlite3.Error, ValueError) as error:
+    raise ValueError(f'`database` must be a new file, or one made from JSON lines before. '
+                     f'Received: {database} ({error}).') from error
+  return fact
+
+
+def _lines(path: pathlib.Path, user: str) -> Iterator[Tuple[str, str]]:
+  with _OPENERS.get(path.suffix, open)(path, 'rt', encoding='utf-8') as file:
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        try:
+          one = json.loads(line)
+          yield str(user_id(one[user], user)), line.strip()
+        except (ValueError, KeyError, TypeError) as error:
+          raise ValueError(f'{path}, line {number}: must be a JSON object with {user!r}, a text or '
+                           f'a whole number. Received: {line.strip()[:60]!r} ({error!r:.80}).'
+                           ) from error

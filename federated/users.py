@@ -19,7 +19,6 @@ from tfdp_adaptive.batches import passes
 from tfdp_adaptive.batches import sources as fingerprints
 
 from . import engines
-from . import json_lines
 from . import sources
 
 _SAMPLED = 32  # Users whose data a saved run knows again.
@@ -87,9 +86,8 @@ class Users:
     Raises:
       ValueError: If a line is not an object, or has no user.
     """
-    made = json_lines.database_of(path, user, database)
-    return cls(sources.Database(made, json_lines.SPLIT, json_lines.parse,
-                                preprocess or sources.without(user)), **sizes)
+    return cls(sources.Database(sources.database_of(path, user, database), sources.SPLIT,
+                                sources.parse_json, preprocess or sources.without(user)), **sizes)
 
   @classmethod
   def from_rows(
@@ -133,12 +131,13 @@ class Users:
 
   def batches(self, client_id: engines.Client) -> Iterator[trees.Tree]:
     """Yields the batches of a user as nests of arrays, without a data set."""
-    arrays = self._drawn(client_id)
+    nest = self._drawn(client_id)
+    arrays = tf.nest.flatten(nest)
     if self._epochs > 1:
-      arrays = tf.nest.map_structure(lambda a: np.concatenate([a] * self._epochs), arrays)
-    size = len(tf.nest.flatten(arrays)[0])
-    for start in range(0, size, self._batch_size):
-      yield tf.nest.map_structure(lambda a, s=start: a[s:s + self._batch_size], arrays)
+      arrays = [np.concatenate([array] * self._epochs) for array in arrays]
+    for start in range(0, len(arrays[0]), self._batch_size):
+      yield tf.nest.pack_sequence_as(
+          nest, [array[start:start + self._batch_size] for array in arrays])
 
   def _drawn(self, client_id: engines.Client) -> trees.Tree:
     """Returns the examples of a user that a round uses."""

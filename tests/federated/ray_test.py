@@ -280,12 +280,11 @@ def database(path, value):
 
 
 def test_files_are_opened_where_the_actor_is_and_must_be_the_same(cluster, tmp_path, monkeypatch):
-  from tfdp_adaptive.federated import json_lines  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.federated import sources  # pylint: disable=import-outside-toplevel
   path = tmp_path / 'users.sqlite'
   database(path, 1.0)
   preprocess = lambda columns: {name: np.array(columns[name], 'f') for name in 'xy'}
-  data = tfdp.federated.Users(sources.Database(path, 'train', json_lines.parse, preprocess),
+  data = tfdp.federated.Users(sources.Database(path, 'train', sources.parse_json, preprocess),
                               batch_size=4)
   plan = regression.make_plan(population_size=3, batch_size=2)
   result = simulate(build(plan), data, workers='ray:1', rounds=1)
