@@ -252,6 +252,8 @@ bench-federated: $(CURRENT)/installed build/peers/pfl/installed
 	  --pfl build/peers/pfl/bin/python $(if $(QUICK),--rows 2))
 	$(call table,federated_pfl_wall,$(CURRENT)/bin/python benchmarks/federated_pfl.py \
 	  --pfl build/peers/pfl/bin/python --wall --rounds 10 $(if $(QUICK),--rows 2))
+	$(call table,federated_reading,$(CURRENT)/bin/python benchmarks/federated_reading.py \
+	  $(if $(QUICK),--users 1000 --turns 1))
 
 bench-peers: $(FULL)/installed $(foreach peer,jax torch pfl hub,build/peers/$(peer)/installed)
 
