@@ -91,6 +91,8 @@ _BY_FILE = {
          'keras/semantics_test.py'),
     ],
     'tfdp_adaptive/keras/logs.py': [
+        ('records of weight zero left out', 'batch._replace(mask=batch.mask | ~empty)', 'batch',
+         'A history that differs from that of Keras.', 'keras/semantics_test.py'),
         ('padding counts in metrics', 'padded = None if trees.absent(batch.sample_weight) else',
          'padded = None if True else', 'Rows of padding are counted as examples.',
          'keras/semantics_test.py'),
@@ -343,6 +345,8 @@ _BY_FILE = {
          'A quantized kernel could be another one.', _RESTORED),
     ],
     'tfdp_adaptive/report/card_checks.py': [
+        ('a mechanism moved more than stated', 'if run.sensitivity < found * (1 - _SAME):',
+         'if run.sensitivity < 0.0:', 'The sensitivity on a card could be any.', _CARDS),
         ('numbers are believed', 'if None in (stated, true) or stated < true * (1 - tolerance)',
          'if None in (stated, true) or stated < 0.0 * (1 - tolerance)',
          'A planned end, a curve or a profile could be any.', _CARDS),
@@ -354,6 +358,9 @@ _BY_FILE = {
          'A stop by something that had been seen could be left out.', _CARDS),
     ],
     'tfdp_adaptive/privacy/plan_checks.py': [
+        ('amplified twice on one batch',
+         'any(run_of(other) in entry.shared or run_of(entry) in other.shared for other in others)',
+         'False', 'Both runs have one sample.', _RESTORED),
         ('bins of one data set', 'tags.coefficients(other.plan) == tags.coefficients(plan)',
          'False',
          'Two fits of one data set have the same secret bins.', _LEDGER),
@@ -448,7 +455,7 @@ _BY_FILE = {
         ('batches of any step', 'return 1 + (slope * step + pace * row + offset) % _PRIME',
          'return 1 + (pace * row + offset) % _PRIME',
          'A batch could be trained on twice.', 'batches/batches_test.py ' + _ADMISSION),
-        ('padding becomes records', 'return np.where(wide == 0, 0.0, bits.view(np.float64))',
+        ('padding becomes records', 'return np.where(wide == 0, wide, bits.view(np.float64))',
          'return bits.view(np.float64)', 'Tags are no weights: padding would be summed.',
          'batches/batches_test.py'),
         ('rows that everybody has', 'whole & (low == high) & tagged', 'whole & tagged',
@@ -492,6 +499,10 @@ _BY_FILE = {
         ('no time for the public examples', 'math.inf if steps < _LEAST_STEPS and not',
          '_ALONE if steps < _LEAST_STEPS and not',
          'A model that is not trained would be proposed.', 'advice/recommendation_test.py'),
+    ],
+    'tfdp_adaptive/batches/padding.py': [
+        ('padding that is counted', 'value[...] = empty', 'value[...] = 0',
+         'Metrics count rows of padding as records of weight zero.', 'keras/semantics_test.py'),
     ],
     'tfdp_adaptive/batches/users.py': [
         ('always the first examples', 'own = rng.permutation(own)[:self._most]',
@@ -634,6 +645,8 @@ _BY_FILE = {
          'Somebody who saw numbers has stopped the run.', _RESTORED),
     ],
     'tfdp_adaptive/keras/model.py': [
+        ('a layer that is switched', 'str(hash(frozenset(probes.python_state(self).items())))',
+         "''", 'Code may ask an attribute that a callback changes.', 'keras/semantics_test.py'),
         ('weights of unknown cost', '    self._has_unknown_weights = True\n', '',
          'A client of a federated run would state the epsilon of one round.', _SILO),
         ('a model that was not analysed', '    validation.validate_model(self, specs)\n', '',
@@ -652,6 +665,9 @@ _BY_FILE = {
          'keras/import_order_test.py'),
     ],
     'tfdp_adaptive/keras/run.py': [
+        ('a resumed run with one clip norm', 'norms = _parts(self._clip_norms, steps',
+         'norms = _parts((), steps', 'The card states noise that the first steps did not have.',
+         _RESTORED),
         ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
          'weight_ledger.places(model))]', 'return [*self.moved]',
          'A head on a frozen base would cost one run.', _EVERYWHERE),

@@ -4,10 +4,14 @@
 import json
 import os
 import pathlib
+import signal
+
+import pytest
 
 import tfdp_adaptive as tfdp
 
 _OURS = str(pathlib.Path(tfdp.__file__).parent)
+_LONGEST = 300  # Seconds of processor time of a test.
 
 
 def _refused(excinfo):
@@ -16,6 +20,20 @@ def _refused(excinfo):
   return excinfo.errisinstance(tfdp.PrivacyError) or 'PrivacyError' in text or (
       'Received' in text and ('Unsupported event' in text or excinfo.errisinstance(
           (ValueError, TypeError)) and any(_OURS in str(one.path) for one in excinfo.traceback)))
+
+
+def _stop(*_):
+  raise TimeoutError(f'The test took more than {_LONGEST} s of processor time.')
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+  """Ends a test that takes too long."""
+  del item
+  signal.signal(signal.SIGPROF, _stop)
+  signal.setitimer(signal.ITIMER_PROF, _LONGEST)
+  yield
+  signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def pytest_runtest_makereport(item, call):

@@ -77,6 +77,7 @@ def results(kind, suite, tests):
           env=environment, cwd=folder, capture_output=True, text=True, check=False)
       lines = file.read_text(encoding='utf-8').splitlines() if file.exists() else []
       found.update((name, (outcome, text)) for name, outcome, text in map(json.loads, lines))
+      print(f'{kind}: {len(lines)} tests of {some[0]}', flush=True)
       if ended.returncode not in (0, 1):
         found[f'{some[0]} ended'] = 'failed', (
             f'status {ended.returncode}: {(ended.stdout + ended.stderr)[-300:]!r}')
