@@ -17,6 +17,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import statement
@@ -77,6 +78,14 @@ def test_every_plan_has_a_card_that_a_second_accountant_confirms(changes):
   assert any('The runs together have epsilon' in one.text for one in findings), findings
   less = dataclasses.replace(card, epsilon=card.epsilon * 0.997)
   assert any('do not give epsilon' in text for text in wrong(less))
+
+
+@pytest.mark.parametrize('changes', [
+    {}, {'sampling': sampling.PoissonExamples(examples_per_user=3), 'unit': 'user'}], ids=str)
+def test_a_card_is_checked_without_mixtures_as_on_python_3_9(changes, monkeypatch):
+  monkeypatch.setattr(second_accountant, '_MIXTURE', None)
+  card = make_ledger({'steps': 8, **changes}).card(plots=False)
+  assert not wrong(card)
 
 
 def test_where_there_is_no_second_accountant_the_first_one_is_asked_again():

@@ -35,6 +35,7 @@ _REACH = 7.0  # Standard deviations of a normal that are looked at in secret bin
 _MOST_CELLS = 1 << 23
 _COINS = ('Poisson', 'TruncatedPoisson', 'PoissonExamples')  # Drawn at every step.
 _RELATION = dp_accounting.NeighboringRelation
+_MIXTURE = getattr(dp_event_lib, 'MixtureOfGaussiansDpEvent', None)  # dp-accounting 0.4 has none.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +84,11 @@ class SecretBins(dp_accounting.DpEvent):
     absent, present = (np.bincount(cell - first, one) for one in (mass, mass * ratio))
     lower, upper = ({int(i): math.log(of[i]) for i in np.flatnonzero(absent)}
                     for of in (absent, present))
-    return pld.privacy_loss_distribution.from_two_probability_mass_functions(
-        lower, upper, value_discretization_interval=grid, symmetric=False)
+    make = pld.privacy_loss_distribution.from_two_probability_mass_functions
+    # dp-accounting 0.4 fails with `symmetric=False`.
+    return pld.privacy_loss_distribution.PrivacyLossDistribution(*(
+        make(*pair, value_discretization_interval=grid)._pmf_remove  # pylint: disable=protected-access
+        for pair in ((lower, upper), (upper, lower))))
 
 
 class Look(NamedTuple):
@@ -162,8 +166,7 @@ def _by_losses(
   for event in events * known:
     rough.compose(event)
   near = max(1e-6, float(rough.get_epsilon(delta))) if known else 1.0
-  mixed = any(isinstance(getattr(event, 'event', event), dp_event_lib.MixtureOfGaussiansDpEvent)
-              for event in events)
+  mixed = any(isinstance(getattr(event, 'event', event), _MIXTURE or ()) for event in events)
   least = max([0.5 / sigma**2 + 10 / sigma for sigma in sigmas] + [1e-9]) / (
       _MOST_OF_MIXTURES if mixed else _MOST_POINTS)
   grid, before, value = max(least, 2e-3 * near), math.inf, math.inf
@@ -204,11 +207,13 @@ def look(plan: terms_lib.Terms, steps: int, together: bool = False, shared: bool
   draws = plan.sampling.draws
   bins = kind == 'BallsInBins' and draws is None and plan.adjacency != 'replace' and (
       not plan.extra_releases and plan.search is None)
+  if kind == 'PoissonExamples' and _MIXTURE is None:
+    return Look(None, None)
   if kind == 'PoissonExamples':
     taken = np.arange(plan.sampling.examples_per_user + 1)
     size: Any = plan.population_size
     q = plan.sampling.sampling_probability or plan.batch_size / size
-    event, norm_found = dp_accounting.SelfComposedDpEvent(dp_event_lib.MixtureOfGaussiansDpEvent(
+    event, norm_found = dp_accounting.SelfComposedDpEvent(_MIXTURE(
         sigma, taken.tolist(), stats.binom.pmf(taken, len(taken) - 1, q).tolist()), steps), 1.0
   elif (kind == 'RandomAllocation' or bins and mechanism.bands == 1) and not shared:
     return _secret(plan, steps)
