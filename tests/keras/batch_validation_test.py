@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive import trees
 from tfdp_adaptive.batches import tags
 
 keras = compat.keras
@@ -121,16 +122,37 @@ def test_rows_of_a_batch_are_taken_once_and_in_their_place(user):
   model.train_on_batch(x + 1, *rest)  # The caller may change the content of rows.
 
 
-def test_the_tags_of_fit_need_nothing_that_a_device_may_lack():
-  """A TPU has neither bits of float64 nor strings nor calls of the host."""
+def hlo(model, batches):
+  step = tf.function(model.train_step, jit_compile=True)
+  return step.experimental_get_compiler_ir(next(iter(batches)))(stage='hlo')
+
+
+def lacking_on_a_tpu(text):
+  """Returns what of a step a TPU has not: bits of float64, complex128, strings, host calls."""
+  bits = [line for line in text.splitlines() if 'bitcast-convert' in line and 'f64' in line]
+  return [word for word in ('c128', 'custom-call', 'string') if word in text] + bits
+
+
+def test_the_tags_of_fit_need_nothing_that_a_tpu_lacks():
   model = make_model()
   model.fit(make_plan().batches((X, Y)), steps_per_epoch=1, verbose=0)
-  step = tf.function(model.train_step, jit_compile=True)
   own, beside = make_plan().batches((X, Y)), make_plan().batches((X, Y)).resumed(0)
-  for batches, plain in ((beside, True), (own, False)):
-    text = step.experimental_get_compiler_ir(next(iter(batches)))(stage='hlo')
-    bits = [line for line in text.splitlines() if 'bitcast-convert' in line and 'f64' in line]
-    assert (not bits) == plain and 'custom-call' not in text and 'string' not in text
+  assert not lacking_on_a_tpu(hlo(model, beside))
+  assert lacking_on_a_tpu(hlo(model, own))  # Tags in the digits of float64 weights.
+
+
+@pytest.mark.parametrize('device', ['CPU', 'TPU'])
+def test_the_noise_of_many_weights_needs_nothing_that_a_tpu_lacks(monkeypatch, device):
+  monkeypatch.setattr(tf.config, 'list_physical_devices',
+                      lambda kind=device: [kind] if kind == device else [])
+  plan = make_plan()
+  model = tfdp.DPSequential([
+      compat.keras.layers.Input([3]), compat.keras.layers.Dense(trees.WORTH_COMPILING),
+      compat.keras.layers.Dense(1)])
+  model.compile(tfdp.DPAdam(0.1, plan=plan), loss='mse', jit_compile=False)
+  model.optimizer.build(model.trainable_variables)
+  text = hlo(model, plan.batches((X, Y)).resumed(0))
+  assert (not lacking_on_a_tpu(text)) == (device == 'TPU')
 
 
 @pytest.mark.pitfall(
