@@ -76,6 +76,13 @@ def test_adding_a_record_is_counted_too():
   assert truth.log_delta(epsilon) <= math.log(1e-5) < truth.log_delta(0.9999 * epsilon)
 
 
+def test_losses_that_are_not_composed_count_in_full():
+  steps, _ = losses.directions(sampled(0.05, 1.5, 40), ADD_OR_REMOVE)
+  part, whole = (composition.Composition(steps, reach).epsilon(1e-3, 1e-6)
+                 for reach in (8.0, 600.0))
+  assert part > whole
+
+
 @pytest.mark.parametrize('q, sigma, count, delta, epsilon', [
     (3e-5, 0.35, 5000, 1e-12, 12.876853), (0.01, 1.0, 1000, 1e-5, 1.8282367),
     (0.1, 3.0, 512, 1e-6, 3.7696838)])  # By the oracle, at finer accuracy.

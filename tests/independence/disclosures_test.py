@@ -119,6 +119,7 @@ def test_what_python_code_and_files_bring_is_named():
   assert calls(lambda: tf.numpy_function(lambda: np.ones(3), [], tf.float64)) == ('PyFunc',)
   assert calls(lambda: tf.py_function(lambda: tf.ones(3), [], tf.float32)) == ('EagerPyFunc',)
   assert calls(lambda: tf.io.read_file('a file')) == ('ReadFile',)
+  assert calls(lambda: tf.io.decode_raw(b'as numbers', tf.uint8)) == ('DecodeRaw',)
   assert calls(lambda: tf.ones(3)) == ()
 
 
@@ -144,6 +145,12 @@ def test_variables_and_numbers():
   assert disclosures.find(Loss(0.25)).numbers == [0.25]
   layer = keras.layers.Dense(1)
   assert disclosures.find(closed([layer])).layers == [layer]
+
+
+def test_a_long_text_may_be_data():
+  labels = '0110' * 10
+  assert disclosures.find(closed('a setting')).arrays == []
+  assert disclosures.find(closed(labels)).arrays == [labels] and disclosures.shape(labels) == (40,)
 
 
 def test_what_brings_nothing():

@@ -39,7 +39,7 @@ _ARITHMETIC = ('Identity', 'Cast', 'Mul', 'Add', 'AddV2', 'Sub', 'RealDiv', 'Flo
 # Draws whose law is their own: that of any other is an input, which may be data.
 _OF_NO_DATA = re.compile(
     '(Stateless)?(RandomUniform(?!Int)|RandomNormal|RandomStandardNormal|TruncatedNormal)')
-_UNSEEN = re.compile('.*PyFunc|ReadFile|Restore|.*Reader')
+_UNSEEN = re.compile('.*PyFunc|ReadFile|Restore|.*Reader|Decode(Padded)?Raw|ParseTensor')
 _MOST = 16  # Largest number of constants of each kind.
 _STRUCTURE = 16  # Integers of a pad: two for each of at most eight axes.
 
@@ -52,7 +52,8 @@ class Held(NamedTuple):
       or more integers than axes, slices and paddings take.
     variables: Every variable it reads or writes.
     tables: The number of lookup tables, data sets and the like that it reads.
-    unseen: Operations that bring data which no graph shows: Python functions and reads of files.
+    unseen: Operations that bring data which no graph shows: Python functions, reads of files, and
+      texts that are read as numbers.
   """
 
   shapes: List[Tuple[int, ...]]
