@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 HAS_TFF = importlib.util.find_spec('tensorflow_federated') is not None
 HAS_FLOWER = importlib.util.find_spec('flwr') is not None
 HAS_MLFLOW = importlib.util.find_spec('mlflow') is not None
-# Python 3.9 has an older one (docs/guides/installing.md).
+# The lock file has an older one for Python 3.9 (docs/guides/installing.md).
 HAS_SEARCH = hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent')
 PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
 BLOCK = re.compile(r'^```(\w*)[^\n]*\n(.*?)^```$', re.S | re.M)
