@@ -20,7 +20,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
-from tfdp_adaptive.batches import filled
+from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
@@ -246,9 +246,10 @@ def _computed(
   first = run(inputs.take(rows(0)))
   shape = (count, *first.shape[1:])
   if cache is None:
-    file: Any = contextlib.nullcontext(filled.Memory(np.zeros(shape, first.dtype)))
+    file: Any = contextlib.nullcontext(cache_lib.Memory(np.zeros(shape, first.dtype)))
   else:
-    file = filled.File(pathlib.Path(cache), f'{key} {_digest_of_data(inputs)}', shape, first.dtype)
+    file = cache_lib.File(
+        pathlib.Path(cache), f'{key} {_digest_of_data(inputs)}', shape, first.dtype)
   with file as done, progress.fraction('features', total=count) as bar:
     bar.update(done.rows)
     if not done.rows:

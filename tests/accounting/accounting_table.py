@@ -18,7 +18,7 @@ import numpy as np
 
 from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import cost
-from tfdp_adaptive.accounting import user_examples
+from tfdp_adaptive.accounting import poisson
 
 BOUNDS = (1e-5, 1e-4, 1e-3, 1e-2, math.inf)
 # Law -> its plans, and what they are.
@@ -126,7 +126,7 @@ def drawn(seed, law):
     q, count, most = float(10**rng.uniform(-3, -0.3)), int(10**rng.uniform(1, 3)), int(
         rng.integers(2, 9))
     sigma = float(0.5 + most * q * 10**rng.uniform(-0.3, 0.7) * math.sqrt(count))
-    event = user_examples.UserExamplesDpEvent(sigma, q, most)
+    event = poisson.UserExamplesDpEvent(sigma, q, most)
     oracle = lambda: accounting_oracle.Examples(q, sigma, count, most)
   return q, sigma, count, delta, dp_accounting.SelfComposedDpEvent(event, count), oracle
 

@@ -12,8 +12,8 @@ from scipy import stats
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import losses
+from tfdp_adaptive.accounting import poisson
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.accounting import user_examples
 from tfdp_adaptive.privacy import plan as plan_lib
 
 
@@ -32,7 +32,7 @@ def exact(sigma, q, most, epsilon):
 
 @pytest.mark.parametrize('sigma, q, most', [(1.0, 0.01, 8), (4.0, 0.2, 8), (2.0, 0.5, 3)])
 def test_one_step_is_never_below_its_exact_delta_and_hardly_above(sigma, q, most):
-  event = user_examples.UserExamplesDpEvent(sigma, q, most)
+  event = poisson.UserExamplesDpEvent(sigma, q, most)
   for epsilon in (0.2, 1.0):
     truth = max(exact(sigma, q, most, epsilon))
     assert truth <= cost.delta(event, epsilon) <= 1.001 * truth
@@ -49,23 +49,23 @@ def test_no_mass_is_lost(kind, sigma, q, most):
 
 
 def test_golden_values():
-  event = user_examples.UserExamplesDpEvent(1.0, 0.01, 8)
+  event = poisson.UserExamplesDpEvent(1.0, 0.01, 8)
   assert cost.delta(event, 1.0) == pytest.approx(2.410e-4, rel=1e-3)
   for sigma, golden in ((4.0, 3.031), (8.0, 1.387)):
     composed = dp_accounting.SelfComposedDpEvent(
-        user_examples.UserExamplesDpEvent(sigma, 0.01, 8), 1000)
+        poisson.UserExamplesDpEvent(sigma, 0.01, 8), 1000)
     assert cost.epsilon(composed, 1e-6) == pytest.approx(golden, abs=2e-3)
 
 
 def test_one_example_is_example_level_and_all_at_once_one_gaussian():
-  one = dp_accounting.SelfComposedDpEvent(user_examples.UserExamplesDpEvent(2.0, 0.05, 1), 50)
+  one = dp_accounting.SelfComposedDpEvent(poisson.UserExamplesDpEvent(2.0, 0.05, 1), 50)
   coins = dp_accounting.SelfComposedDpEvent(
       dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0)), 50)
   assert cost.epsilon(one, 1e-6) == pytest.approx(cost.epsilon(coins, 1e-6), rel=1e-3)
   assert cost.epsilon(one, 1e-6) >= cost.epsilon(coins, 1e-6) * (1 - 1e-6)
-  whole = cost.epsilon(user_examples.UserExamplesDpEvent(10.0, 1.0, 4), 1e-6)
+  whole = cost.epsilon(poisson.UserExamplesDpEvent(10.0, 1.0, 4), 1e-6)
   assert whole == pytest.approx(gaussian.epsilon(2.5, 1e-6), rel=1e-3)
-  huge = user_examples.UserExamplesDpEvent(0.5, 0.9, 64)
+  huge = poisson.UserExamplesDpEvent(0.5, 0.9, 64)
   assert cost.epsilon(huge, 1e-6) == pytest.approx(gaussian.epsilon(0.5 / 64, 1e-6), rel=1e-3)
 
 
@@ -114,13 +114,13 @@ def test_no_user_has_more_examples_than_the_cap_and_all_others_their_rate():
 
 def test_which_of_a_user_are_kept_does_not_depend_on_other_users():
   ids = np.array([0, 0, 0, 1, 1, 1, 1, 2])
-  seen = {tuple(np.flatnonzero(user_examples.kept(ids, 2, np.random.default_rng(seed)))[:2])
+  seen = {tuple(np.flatnonzero(poisson.kept(ids, 2, np.random.default_rng(seed)))[:2])
           for seed in range(60)}
   assert seen == {(0, 1), (0, 2), (1, 2)}
   others = np.array([0, 0, 0, 5, 6, 7, 7, 7])
   for seed in range(20):
-    a = user_examples.kept(ids, 2, np.random.default_rng(seed))
-    b = user_examples.kept(others, 2, np.random.default_rng(seed))
+    a = poisson.kept(ids, 2, np.random.default_rng(seed))
+    b = poisson.kept(others, 2, np.random.default_rng(seed))
     np.testing.assert_array_equal(a[:3], b[:3])
 
 
@@ -129,11 +129,11 @@ def test_no_owner_of_several_has_more_than_the_cap():
   owners = np.sort(rng.integers(-1, 12, size=(200, 3)), axis=1)[:, ::-1].copy()
   owners[owners[:, 0] < 0, 0] = 3
   for most in (1, 5, 1000):
-    used = user_examples.kept(owners, most, rng)
+    used = poisson.kept(owners, most, rng)
     counts = [sum(owner in row for row in owners[used]) for owner in range(12)]
     assert max(counts) <= most and (most < 1000 or used.all())
     # None that is left out could be added.
     assert all(any(counts[owner] == most for owner in row if owner >= 0)
                for row in owners[~used])
   with pytest.raises(ValueError, match='must have an owner'):
-    user_examples.kept(np.array([[1, -1], [-1, -1]]), 1, rng)
+    poisson.kept(np.array([[1, -1], [-1, -1]]), 1, rng)

@@ -16,7 +16,7 @@ from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import materialized
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.rules import record_weights
+from tfdp_adaptive.rules import wrapping
 
 keras = compat.keras
 FORMULAS = {  # w(n) at clip norm zeta.
@@ -152,7 +152,7 @@ def test_steps_that_cancel_are_not_brought_up(scaled):
     *(lambda clipping=clipping: tfdp.DPSGD(
         l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4, clipping=clipping)
       for clipping in ('hard', ('auto_s', 0.05), (), {'auto_s': 1.0}, 2.0)),
-    lambda: record_weights.with_clipping(tfdp.rules.dp_sgd(), 'auto_s')])
+    lambda: wrapping.with_clipping(tfdp.rules.dp_sgd(), 'auto_s')])
 def test_what_is_no_weight_is_refused(make):
   with pytest.raises(ValueError, match='clipping|gamma|`r`|`p`'):
     make()
@@ -162,7 +162,7 @@ def test_projections_have_no_weight():
   with pytest.raises(ValueError, match=r"must be Hard\(\) for pagan"):
     tfdp.PAGAN(l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=4,
                clipping=tfdp.clipping.Tanh())
-  assert record_weights.with_clipping(
+  assert wrapping.with_clipping(
       tfdp.rules.pagan(projection='rescale'), weights.Tanh()).asks[0].weight == weights.Tanh()
 
 

@@ -13,9 +13,9 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import tags
+from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import views as views_lib
 from tfdp_adaptive.report import card_json
 
 keras = compat.keras
@@ -154,7 +154,7 @@ def test_one_example_moves_the_sum_by_one_clip_norm_whatever_its_views():
   model.optimizer.build(model.trainable_variables)
   loss = model.prepare_step(tf.constant(X[:2]))
   request = model.optimizer.private.query(model.optimizer.read_state(), ())
-  engine = views_lib.repeated(engines.choose('bookkeeping', model, request.asks, X), 2)
+  engine = chunks.over_views(engines.choose('bookkeeping', model, request.asks, X), 2)
 
   @tf.function
   def total(x, y, mask):

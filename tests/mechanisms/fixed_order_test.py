@@ -10,7 +10,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.mechanisms import dense_optimal
-from tfdp_adaptive.mechanisms import fixed_order_design
+from tfdp_adaptive.mechanisms import gram_design
 from tfdp_adaptive.privacy import plan as plan_lib
 
 SCHEDULE = mechanisms.Workload(.6, tuple(np.linspace(1, .2, 14)))
@@ -64,7 +64,8 @@ def test_nothing_is_better(steps, epoch, k, workload):
       errors = np.sum((a @ np.linalg.inv(other))**2, axis=1)
       assert size * np.sqrt(errors.mean()) > error * (1 - 1e-9)
   place = np.arange(steps) % epoch
-  x, found, proven = fixed_order_design.optimal(workload, steps, epoch, 1e-12, 2000, lambda _: None)
+  x, found, proven = gram_design.optimal_in_order(
+      workload, steps, epoch, 1e-12, 2000, lambda _: None)
   assert found == pytest.approx(error, rel=1e-12) and found * (1 - 1e-5) < proven <= found
   np.testing.assert_allclose(x * sizes.max(), c.T @ c, atol=1e-12 * sizes.max())
   bound = lower_bound(multipliers(c, place, workload), place, workload)

@@ -12,7 +12,7 @@ import pytest
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.mechanisms import storage
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.privacy import plan as plan_lib
 
 STEPS = 12
@@ -136,7 +136,7 @@ def test_altered_numbers_in_a_plan_are_refused():
   content['arrays']['decays'][0] *= .999
   with pytest.raises(ValueError, match='checksum'):
     mechanisms.from_config(content)
-  content['checksum'] = storage.checksum(content['arrays'])
+  content['checksum'] = registry.checksum(content['arrays'])
   with pytest.raises(ValueError, match='norm one'):
     mechanisms.from_config(content)
 

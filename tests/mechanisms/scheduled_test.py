@@ -10,7 +10,6 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import matrices
-from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
@@ -37,9 +36,9 @@ def test_errors_of_every_step_and_of_a_design(steps, bands, momentum):
   d = rng.normal(size=bands)
   squares = squares_of(workload, matrices.resized(d, steps))
   np.testing.assert_allclose(
-      scheduled.squared_errors(workload, matrices.resized(d, steps)), squares, rtol=1e-9)
+      workload_lib.squared_errors(workload, matrices.resized(d, steps)), squares, rtol=1e-9)
   for objective in workload_lib.OBJECTIVES:
-    form = scheduled.Form(workload, steps, bands, objective)
+    form = workload_lib.Form(workload, steps, bands, objective)
     value, gradient = form(d)
     assert value == pytest.approx(workload_lib.reduce(squares, objective)[0], rel=1e-9)
     for i in range(bands):

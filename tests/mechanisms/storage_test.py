@@ -13,7 +13,7 @@ import pytest
 
 from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.mechanisms import storage
+from tfdp_adaptive.mechanisms import registry
 
 
 class Counting(mechanisms.Dense):
@@ -71,7 +71,7 @@ def damaged(text, path):
     content['version'] = 99
   content['arrays']['inverse_rows'] = rows.tolist()
   if 'checksum' in path:
-    content['checksum'] = storage.checksum({'inverse_rows': rows})
+    content['checksum'] = registry.checksum({'inverse_rows': rows})
   return json.dumps(content)
 
 

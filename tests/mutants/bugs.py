@@ -90,7 +90,7 @@ _BY_FILE = {
          'if True:', 'A model that takes gradients in `call` trains on others than it has.',
          'keras/semantics_test.py'),
     ],
-    'tfdp_adaptive/keras/logs.py': [
+    'tfdp_adaptive/keras/diagnostics.py': [
         ('records of weight zero left out', 'batch._replace(mask=batch.mask | ~empty)', 'batch',
          'A history that differs from that of Keras.', 'keras/semantics_test.py'),
         ('padding counts in metrics', 'padded = None if trees.absent(batch.sample_weight) else',
@@ -219,8 +219,6 @@ _BY_FILE = {
         ('half a counter', 'mixed * tf.constant([0, 1], tf.uint64)',
          'mixed * tf.constant([0, 0], tf.uint64)',
          'Keys of 64 bits, so that two steps of a long run may share their noise.', _PHILOX),
-    ],
-    'tfdp_adaptive/noise/philox.py': [
         ('one round of ten', 'np.outer(range(10), ', 'np.outer(range(1), ',
          'Words of neighbouring blocks are alike.', _PHILOX),
         ('blocks that begin again', 'words(counter[1] + tf.cast(low < add, tf.uint64))',
@@ -469,7 +467,7 @@ _BY_FILE = {
         ('views of any shape', 'value.shape == place.shape[1:] and (', 'True or (',
          'NumPy would spread a single number over an example.', _VIEWS),
     ],
-    'tfdp_adaptive/clipping/views.py': [
+    'tfdp_adaptive/clipping/chunks.py': [
         ('sums over views', 'lambda w: repeat(w) / views', 'lambda w: repeat(w)',
          'A record is the mean of its views.', _VIEWS),
         ('views as records', 'x=x, y=y, examples=examples,', 'x=x, y=y,',

@@ -15,7 +15,6 @@ from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.report import card_page
-from tfdp_adaptive.report import card_plots
 from tfdp_adaptive.report import card_points
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser')
@@ -95,12 +94,12 @@ def points_of(svg, kind):
 
 
 def test_plots_stay_in_their_frame_and_rise(card):
-  for svg in (card_plots.epsilon_over_steps(card), card_plots.attackers_rates(card)):
+  for svg in (card_page.epsilon_over_steps(card), card_page.attackers_rates(card)):
     (curve,) = points_of(svg, 'curve')
     assert all(0 <= x <= 360 and 0 <= y <= 240 for x, y in curve)
     heights = [y for _, y in curve]
     assert heights == sorted(heights, reverse=True) and len(curve) > 8
-  (planned,) = points_of(card_plots.epsilon_over_steps(card), 'curve dashed')
+  (planned,) = points_of(card_page.epsilon_over_steps(card), 'curve dashed')
   assert len(planned) == 2
 
 

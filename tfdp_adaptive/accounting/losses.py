@@ -20,7 +20,7 @@ from scipy import stats
 
 from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import events
-from tfdp_adaptive.accounting import user_examples
+from tfdp_adaptive.accounting import poisson
 
 _RELATION = dp_accounting.NeighboringRelation
 _CELL, _ROUGH_CELL = 0.002, 0.02  # Width of z of which the mass is divided between two losses.
@@ -186,7 +186,7 @@ def _step(event: dp_accounting.DpEvent, count: int, kind: str) -> Tuple[Mixture,
     return ((1.0, Pair(kind, event.sampling_probability, 1 / sigma)),), count
   if truncated and isinstance(event, truncated):
     return _truncated(event, kind), count
-  users = isinstance(event, user_examples.UserExamplesDpEvent)
+  users = isinstance(event, poisson.UserExamplesDpEvent)
   if (users or isinstance(event, allocation.AllocationDpEvent)) and kind != 'replace':
     if event.largest_shift > event.most_shift:  # Not worth it.
       return _step(event.unamplified, count, kind)

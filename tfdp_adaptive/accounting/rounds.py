@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random allocation: in every round of b steps, each record is in one batch, drawn anew."""
+"""Schemes in which each record is in one batch of every round: drawn anew, or in a fixed order."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Iterator, Tuple
+from typing import ClassVar, Iterator, Optional, Tuple
 
 import dp_accounting
 import numpy as np
@@ -109,3 +109,48 @@ class RandomAllocation(scheme.Sampling):
     return (f'Random allocation: in every round of {self.cycle} steps each record takes part in '
             f'exactly one{whose}, drawn uniformly, independently of other records and rounds, and '
             'secret.')
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedOrder(scheme.Sampling):
+  """Every epoch has the same batches in the same order. The last batch may be smaller.
+
+  Two participations of a record are exactly an epoch apart. No amplification.
+  Adding a record would move all later ones, so add_remove is refused.
+
+  Attributes:
+    shuffle_seed: The public seed of the one permutation used; None keeps the
+      order of the data.
+  """
+
+  adjacencies: ClassVar = ('zero_out', 'replace')
+  fixed_order: ClassVar = True
+  shuffle_seed: Optional[int] = 0
+
+  def check(self, plan: terms_lib.Terms) -> None:
+    super().check(plan)
+    checks.whole(batch_size=plan.batch_size)
+
+  def largest_batch(self, plan: terms_lib.Terms) -> int:
+    return int(plan.batch_size)
+
+  def batches_per_epoch(self, plan: terms_lib.Terms) -> int:
+    return -(-scheme.population(plan) // int(plan.batch_size))
+
+  def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
+    epoch = self.batches_per_epoch(plan)
+    return epoch, -(-steps // epoch)
+
+  def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
+                    seed: scheme.Seed) -> Iterator[np.ndarray]:
+    del seed
+    order = np.arange(size) if self.shuffle_seed is None else scheme.public_order(
+        self.shuffle_seed, size)
+    epoch = self.batches_per_epoch(plan)
+    for step in range(start_step, plan.steps):
+      first = step % epoch * plan.batch_size
+      yield order[first:first + plan.batch_size]
+
+  def describe(self, plan: terms_lib.Terms) -> str:
+    return ('Fixed order: the same batches in the same order in every epoch of '
+            f'{self.batches_per_epoch(plan)} steps. No amplification by sampling is claimed.')

@@ -19,13 +19,13 @@ from typing import Optional
 from tfdp_adaptive import checks
 from tfdp_adaptive.accounting.patterns import BallsInBins as BallsInBins
 from tfdp_adaptive.accounting.patterns import CyclicPoisson as CyclicPoisson
-from tfdp_adaptive.accounting.patterns import FixedOrder as FixedOrder
 from tfdp_adaptive.accounting.patterns import MinSeparation as MinSeparation
 from tfdp_adaptive.accounting.poisson import Poisson as Poisson
+from tfdp_adaptive.accounting.poisson import PoissonExamples as PoissonExamples
 from tfdp_adaptive.accounting.poisson import TruncatedPoisson as TruncatedPoisson
+from tfdp_adaptive.accounting.rounds import FixedOrder as FixedOrder
 from tfdp_adaptive.accounting.rounds import RandomAllocation as RandomAllocation
 from tfdp_adaptive.accounting.scheme import Sampling as Sampling
-from tfdp_adaptive.accounting.user_examples import PoissonExamples as PoissonExamples
 
 _MOST_EPOCHS = 1e9
 

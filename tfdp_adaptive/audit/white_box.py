@@ -35,7 +35,6 @@ from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import noise_rows
-from tfdp_adaptive.audit import writes as writes_lib
 
 if TYPE_CHECKING:
   from tfdp_adaptive.audit import interface
@@ -204,7 +203,7 @@ def _inspect(
           scores, included, delta, 1 - (1 - confidence - 2 * allowed) / bounds_used)
       findings.append(_canaries_finding(guessed, claimed, delta, plan))
     if subject.writes:
-      writes = writes_lib.check(subject, seed)
+      writes = changes.past_noise(subject, seed)
       findings.append(_writes_finding(writes))
   return WhiteBoxReport(subject.name, claimed, delta, confidence, tuple(findings), change, noise,
                         batch_test, guessed, writes, time.perf_counter() - start)
@@ -265,7 +264,7 @@ def _canaries_finding(
   return Finding('canaries', lower > claimed, text)
 
 
-def _writes_finding(writes: writes_lib.Writes) -> Finding:
+def _writes_finding(writes: changes.Writes) -> Finding:
   text = (f'{", ".join(writes.past_noise)} depend on the batch by something else than its noised '
           'releases' if writes.past_noise else
           f'{writes.looked_at} tensors that a step leaves follow from its releases')

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import terms as terms_lib
-from tfdp_adaptive.accounting import user_examples
+from tfdp_adaptive.accounting import poisson
 from tfdp_adaptive.batches import padding
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
@@ -134,7 +134,7 @@ class OwnedExamples(Examples):
     ids = np.asarray(owners)
     if ids.ndim != 2 or len(ids) != len(examples):
       ids = checked(owners, len(examples))
-    self._used = functools.lru_cache(1)(lambda: user_examples.kept(
+    self._used = functools.lru_cache(1)(lambda: poisson.kept(
         ids, most, np.random.default_rng(seed.of_users())))
 
   def used(self, indices: np.ndarray) -> np.ndarray:

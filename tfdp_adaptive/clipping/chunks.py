@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips batches in chunks, and estimates how many examples fit into a memory budget.
+"""Engines that clip a batch in chunks, or several views of each example.
+
+The gradient of an example is the mean over its views, which is clipped once. To an engine, an
+example with K views is a record of K examples whose weights are 1/K. The random layers of a model
+draw anew for each of them. The rows are repeated on the device, within a chunk.
+
+The number of examples that fit into a memory budget is estimated:
 
 The memory of a computation is read from its graph and static shapes. A tensor is in memory from the
 operation that computes it to the last one that reads it, in the order in which they were traced.
@@ -8,6 +14,7 @@ This is an estimate: an executor may change the order, share buffers or fuse ope
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
@@ -208,3 +215,44 @@ def _bytes(tensor: tf.Tensor, unknown: int) -> int:
   for size in tensor.shape:
     number *= unknown if size is None else size
   return number * tensor.dtype.size
+
+
+def over_views(engine: interface.Engine, views: int) -> interface.Engine:
+  """Returns an engine for records of which each example has `views` views.
+
+  The outputs that it returns, for metrics, are those of the first view of each example.
+  """
+  if views == 1:
+    return engine
+
+  def run(
+      model: compat.Model, loss: interface.Loss, batch: interface.Batch,
+      request: interface.Request) -> interface.Clipped:
+    clipped = engine(model, loss, with_views(batch, views), request)
+    single = trees.absent(batch.examples)
+    outputs, masks = trees.map(
+        lambda t: t[:, 0] if single else t[:, ::views], (clipped.outputs, clipped.masks))
+    return clipped._replace(outputs=outputs, masks=masks)
+
+  return run
+
+
+def with_views(batch: interface.Batch, views: int) -> interface.Batch:
+  """Returns a batch [n, examples * views, ...] that holds every example `views` times in a row."""
+  if views == 1:
+    return batch
+  single = trees.absent(batch.examples)
+
+  places = np.repeat(np.arange(1 if single else batch.examples.shape[1]), views)
+
+  def repeat(tensor: trees.Leaf) -> trees.Leaf:
+    return tensor if tensor is None else tf.gather(
+        tensor[:, tf.newaxis] if single else tensor, places, axis=1)
+
+  x, y, examples = trees.map(
+      repeat, (batch.x, batch.y, batch.mask if single else batch.examples))
+  weights = tf.ones_like(batch.mask, tf.float32) if trees.absent(
+      batch.sample_weight) else batch.sample_weight
+  return batch._replace(
+      x=x, y=y, examples=examples,
+      sample_weight=trees.map(lambda w: repeat(w) / views, weights))

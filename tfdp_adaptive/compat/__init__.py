@@ -2,7 +2,6 @@
 """The only package that knows which Keras and which tensorflow_privacy is installed."""
 
 from tfdp_adaptive.compat.compiled import *  # noqa: F403
-from tfdp_adaptive.compat.frozen import *  # noqa: F403
 from tfdp_adaptive.compat.layers import *  # noqa: F403
 from tfdp_adaptive.compat.model import *  # noqa: F403
 from tfdp_adaptive.compat.optimizer import *  # noqa: F403

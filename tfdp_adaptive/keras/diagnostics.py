@@ -1,20 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diagnostics of a private optimizer for research. They are PRIVATE: never publish them.
+"""The numbers that `fit` reports for a private step: exact, and NOT private. Never publish them.
 
-The numbers of a step are computed from the records without noise. Use them for experiments on data
-that need no privacy. Turn them on with `diagnostics=True` of an optimizer. `fit` then reports them
-next to the loss, for the last batch of an epoch, under names that start with `private/`. They are
-the quantities of Figures 4 to 6 of Ganesh et al. (2025), arXiv:2507.01129, and of Figures 1 and 3
-of Li et al. (2023), arXiv:2212.00309.
+Keras updates its own metrics here, with the weights and masks that it would use without padding.
+Metrics count each example once, and weighted metrics count it by its weight.
+
+Diagnostics are for research. The numbers of a step are computed from the records without noise. Use
+them for experiments on data that need no privacy. Turn them on with `diagnostics=True` of an
+optimizer. `fit` then reports them next to the loss, for the last batch of an epoch, under names
+that start with `private/`. They are the quantities of Figures 4 to 6 of Ganesh et al. (2025),
+arXiv:2507.01129, and of Figures 1 and 3 of Li et al. (2023), arXiv:2212.00309.
 """
 
-from typing import Dict, List, Optional, Sequence
+import contextlib
+import functools
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.rules import moments
@@ -69,3 +77,136 @@ def _quantiles(norms: tf.Tensor, mask: tf.Tensor, count: tf.Tensor) -> List[tf.T
   ordered = tf.sort(tf.where(mask, norms, tf.fill(tf.shape(norms), np.float32(np.inf))))
   last = tf.maximum(tf.cast(count, tf.int32) - 1, 0)
   return [ordered[tf.cast(q * tf.cast(last, tf.float32), tf.int32)] for q in QUANTILES]
+
+
+def observe(model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.Batch,
+            clipped: interface.Clipped, request: interface.Request,
+            penalty: trees.Scalar) -> Dict[str, tf.Tensor]:
+  """Returns loss, metrics and diagnostics of a step.
+
+  Args:
+    model: A compiled `DPModel`.
+    loss: The loss of each example.
+    batch: The batch that was clipped.
+    clipped: What the engine returned for it.
+    request: What the rule asked for.
+    penalty: The losses on the weights before the step, a scalar.
+  """
+  used = batch.mask
+  batch = _with_unweighted(batch)
+  outputs, masks, present = clipped.outputs, clipped.masks, batch.mask
+  examples, _ = interface.joined(batch)
+  if not trees.absent(batch.examples):
+    outputs, masks = interface.joined(batch._replace(x=(outputs, masks)))[0].x
+    present = tf.reshape(batch.examples & batch.mask[:, tf.newaxis], [-1])
+  if model.reads_outputs():
+    outputs = trees.map(lambda t: _blank(t, present), outputs)
+  _report_losses(model, loss, examples, batch.mask, present, clipped, outputs, masks, penalty)
+  padded = None if trees.absent(batch.sample_weight) else tf.cast(present, tf.float32)
+  y = _targets(examples.y, outputs)
+  with _kept(model), compat.counting(
+      model, y, outputs, _nest(outputs, _times_masks([padded] * len(masks), masks))):
+    logs = dict(model.compute_metrics(examples.x, y, outputs, _nest(outputs, _times_masks(
+        loss.weights(outputs, examples.sample_weight), masks))) or {})
+  optimizer = model.optimizer
+  if isinstance(optimizer.clipping, choices.Automatic):  # The noisy fraction, which is released.
+    within = optimizer.rule_state.estimate[0]
+    logs['clipped'] = tf.clip_by_value(1 - within, 0, 1)
+  if optimizer.diagnostics:
+    logs.update(of_step(
+        clipped, request.clips, used, optimizer.batch_size, optimizer.rule_state))
+  return logs
+
+
+def _with_unweighted(batch: interface.Batch) -> interface.Batch:
+  """Returns the batch with all its examples in the masks; Keras counts those of weight zero."""
+  if trees.absent(batch.sample_weight):
+    return batch
+  axes = 1 if trees.absent(batch.examples) else 2
+  weights = [tf.cast(one, tf.float32) for one in tf.nest.flatten(batch.sample_weight)]
+  empty = functools.reduce(tf.logical_and, [  # `padding.EMPTY` has a sign.
+      tf.reduce_all((one == 0) & (tf.bitcast(one, tf.int32) < 0), list(range(axes, one.shape.rank)))
+      for one in weights])
+  if axes == 1:
+    return batch._replace(mask=batch.mask | ~empty)
+  examples = batch.examples | ~empty
+  return batch._replace(mask=tf.reduce_any(examples, 1), examples=examples)
+
+
+def _report_losses(
+    model: compat.Model, loss: losses_lib.ExampleLoss, examples: interface.Batch, used: tf.Tensor,
+    present: tf.Tensor, clipped: interface.Clipped, outputs: trees.Tree, masks: trees.Tree,
+    penalty: trees.Scalar) -> None:
+  """Updates the metrics of the loss, and of the losses of several outputs, as Keras does."""
+  count = tf.reduce_sum(tf.cast(used, clipped.losses.dtype))
+  of_batch = lambda values, adds: tf.math.divide_no_nan(
+      tf.reduce_sum(values), tf.ones_like(count) if adds else count)
+  if len(tf.nest.flatten(outputs)) == 1 or not model.reads_outputs():
+    total = of_batch(clipped.losses, loss.adds)
+  else:
+    total, trackers = tf.zeros_like(count), compat.output_loss_trackers(model, examples.y, outputs)
+    flat = [tf.identity(t) for t in tf.nest.flatten(outputs)]
+    for output, mask in zip(flat, masks):
+      if not trees.absent(mask):
+        output._keras_mask = mask
+    for part in loss.each(examples.y, tf.nest.pack_sequence_as(outputs, flat),
+                          examples.sample_weight):
+      values = tf.cast(tf.where(present, part.values, tf.zeros_like(part.values)), count.dtype)
+      value = of_batch(values, part.adds)
+      total += value if part.weight is None else tf.cast(part.weight, value.dtype) * value
+      for name in part.names or list(trackers)[:1]:
+        if name in trackers:
+          trackers.pop(name).update_state(value, sample_weight=count)
+  # Keras would compare the lengths of losses and weights in every step.
+  compat.loss_tracker(model, outputs).update_state(
+      total + tf.cast(penalty, total.dtype), sample_weight=count)
+
+
+def _times_masks(weights: Sequence[Any], masks: Sequence[Any]) -> List[Any]:
+  """Returns float32 weights of each output times its mask, or None where there is neither."""
+  products: List[Any] = []
+  for weight, mask in zip(weights, masks):
+    factors = [tf.cast(one, tf.float32) for one in (weight, mask)
+               if one is not None and not trees.absent(one)]
+    rank = max([one.shape.rank for one in factors], default=0)
+    product: Optional[tf.Tensor] = None
+    for one in factors:
+      wide = tf.reshape(one, tf.concat(
+          [tf.shape(one), tf.ones([rank - one.shape.rank], tf.int32)], 0))
+      product = wide if product is None else product * wide
+    products.append(product)
+  return products
+
+
+def _nest(outputs: trees.Tree, weights: List[Any]) -> Any:
+  """Returns weights in the structure of the outputs, or None for none at all."""
+  if all(weight is None for weight in weights):
+    return None
+  size = tf.shape(tf.nest.flatten(outputs)[0])[:1]
+  return tf.nest.pack_sequence_as(outputs, [
+      tf.ones(size) if weight is None else weight for weight in weights])
+
+
+@contextlib.contextmanager
+def _kept(model: compat.Model) -> Iterator[None]:
+  """Undoes whatever metrics that are not of Keras write into weights."""
+  metrics = {id(v) for metric in model.metrics for v in metric.variables}
+  own = compat.overrides(model, 'compute_metrics') or model.has_own_metrics
+  weights = [v for v in model.variables if id(v) not in metrics] if own else []
+  before = [tf.identity(v) for v in weights]
+  yield
+  for weight, value in zip(weights, before):
+    weight.assign(value)
+
+
+def _targets(y: trees.Tree, outputs: trees.Tree) -> Any:
+  """Adds an entry for outputs without a loss, because Keras 3 expects targets for all outputs."""
+  if not isinstance(y, dict) or not isinstance(outputs, dict):
+    return y
+  return {**{name: output for name, output in outputs.items() if name not in y}, **y}
+
+
+def _blank(tensor: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+  """Zeros for padding: whatever it holds, even NaN, reaches no metric."""
+  mask = tf.reshape(mask, [-1] + [1] * (tensor.shape.rank - 1))
+  return tf.where(mask, tensor, tf.zeros_like(tensor))

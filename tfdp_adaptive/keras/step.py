@@ -25,8 +25,7 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public as public_lib
-from tfdp_adaptive.clipping import views as views_lib
-from tfdp_adaptive.keras import logs
+from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -51,7 +50,7 @@ def train_step(model: compat.Model, data: trees.Tree) -> Dict[str, tf.Tensor]:
   """
   optimizer = model.optimizer
   batch, tag, views = unpack(data, optimizer.plan, compat.output_names(model))
-  examples = interface.joined(views_lib.of(batch, model.example_views))[0]
+  examples = interface.joined(chunks.with_views(batch, model.example_views))[0]
   loss = model.prepare_step(examples.x)
   model.compare_step(loss, examples)
   variables = model.trainable_variables
@@ -75,7 +74,7 @@ def train_step(model: compat.Model, data: trees.Tree) -> Dict[str, tf.Tensor]:
       model.regularization_gradients())
   penalty = model.weight_penalty()  # Penalty at the weights of the gradients.
   apply(optimizer, variables, direction, state)
-  return logs.observe(model, loss, batch, clipped, request, penalty)
+  return diagnostics.observe(model, loss, batch, clipped, request, penalty)
 
 
 def query(
@@ -102,7 +101,7 @@ def clip(
   speed = model.optimizer.performance
   chosen = engines.choose(speed.engine, model, request.asks, interface.joined(batch)[0].x)
   model.optimizer.run.engines[chosen.name] = None  # type: ignore[attr-defined]
-  engine = views_lib.repeated(chosen, model.example_views)
+  engine = chunks.over_views(chosen, model.example_views)
   rows = None
   if speed.memory_budget is not None:
     rows = _rows_within(engine, model, loss, batch, request)

@@ -18,7 +18,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
-from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -122,7 +121,7 @@ class BandedInverse(_KnownInverse):
   def _squared_error_of(self) -> toeplitz.Loss:
     if self.workload.is_toeplitz:
       return lambda d: _squared_error(d, self.steps, self.workload, self.objective)
-    return scheduled.Form(self.workload, self.steps, self.inverse_bands, self.objective)
+    return workload_lib.Form(self.workload, self.steps, self.inverse_bands, self.objective)
 
   def _size(self, d: np.ndarray) -> Tuple[float, np.ndarray]:
     """Returns the squared sensitivity (or a bound) and its gradient; inf if C grows too large."""

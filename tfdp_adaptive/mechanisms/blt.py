@@ -14,7 +14,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import blt_design
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import registry
-from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _MOST = 10  # Buffers that are designed: at a million steps, the tenth gains less than 1e-5.
@@ -94,7 +93,7 @@ class BLT(families.ToeplitzMechanism):
   def _say(self) -> None:
     if self._given is None and self.buffers and not self.workload.is_toeplitz and (
         not blt_design.evaluations(self.buffers, self.steps)):
-      scheduled.warn(f'BLT(buffers={self.buffers}, steps={self.steps})')
+      workload_lib.warn(f'BLT(buffers={self.buffers}, steps={self.steps})')
 
   def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
     super().check_arrays(arrays)
@@ -121,7 +120,7 @@ class BLT(families.ToeplitzMechanism):
     weights, decays = blt_design.invert(self.weights, self.decays)
     if not np.all(np.isfinite(weights)):  # Three decays or more that are equal but for rounding.
       return super().squared_errors(n)
-    return scheduled.squared_errors_of_decays(
+    return workload_lib.squared_errors_of_decays(
         self.workload, self._rows(n), weights, decays) / float(self.output_scale)**2
 
 

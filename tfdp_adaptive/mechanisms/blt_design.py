@@ -21,7 +21,6 @@ import scipy
 import tqdm
 
 from tfdp_adaptive.mechanisms import progress
-from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
@@ -158,7 +157,7 @@ def _convolved_powers(a: np.ndarray, b: float, j: np.ndarray) -> np.ndarray:
 
 def _scheduled_error(
     pair: _Pair, steps: int, workload: workload_lib.Workload, objective: str) -> np.ndarray:
-  squares = scheduled.squared_errors_of_decays(
+  squares = workload_lib.squared_errors_of_decays(
       workload, steps, pair.inverse_weights, pair.inverse_decays)
   value, gradient = workload_lib.reduce(squares[0].real, objective)
   return value + 1j * (squares.imag @ gradient)

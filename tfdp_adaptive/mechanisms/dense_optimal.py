@@ -6,8 +6,9 @@ et al. 2022, arXiv:2202.08312) or many in a fixed order (Choquette-Choo et al.
 2023, arXiv:2211.06530).
 """
 
+import functools
 import math
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 import warnings
 
 import numpy as np
@@ -17,11 +18,12 @@ import tqdm
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
-from tfdp_adaptive.mechanisms import families
-from tfdp_adaptive.mechanisms import fixed_order_design
+from tfdp_adaptive.mechanisms import gram_design
+from tfdp_adaptive.mechanisms import interface
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import progress
 from tfdp_adaptive.mechanisms import registry
+from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _ITERATIONS = 2000  # Largest number of iterations, for those who wait.
@@ -32,7 +34,7 @@ _LEAST_WEIGHT = 1e-9  # Weight of a row whose error is below the maximum.
 
 
 @registry.register(registry.Design('dense'))
-class Dense(families.MatrixMechanism):
+class Dense(interface.Mechanism):
   """C with the least mean (or maximal) error; any workload, O(T^3) per iteration.
 
   A stream draws t + 1 rows at step t.
@@ -55,6 +57,7 @@ class Dense(families.MatrixMechanism):
       alone: C tends to a singular matrix.
   """
 
+  steps: int
   cached = True
 
   def __init__(
@@ -102,6 +105,33 @@ class Dense(families.MatrixMechanism):
     return super().for_run(**options)
 
   @property
+  def inverse_rows(self) -> np.ndarray:
+    """[steps, steps] C^-1: `x_t = sum_{i<=t} inverse_rows[t, i] z_i`."""
+    return self.arrays['inverse_rows']
+
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
+    return {'inverse_rows': (self.steps, self.steps)}
+
+  def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+    super().check_arrays(arrays)
+    matrices.check_lower(arrays['inverse_rows'])
+
+  @functools.cached_property
+  def _matrix(self) -> np.ndarray:
+    return matrices.invert_lower(self.inverse_rows)
+
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
+    n = self._rows(n)
+    return self._matrix[:n, :n]
+
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
+    n = self._rows(n)
+    return self.inverse_rows[:n, :n]
+
+  def _sensitivity(self, min_sep: int, k: int) -> float:
+    return sensitivity_lib.general(self._matrix, min_sep, k)
+
+  @property
   def _usual_tolerance(self) -> float:
     if self.objective == 'max':
       return 1e-3
@@ -138,7 +168,7 @@ def optimal(
     if epoch is None:
       gram, error, bound = _balanced(workload, n, objective, tolerance, most, bar)
     else:
-      gram, error, bound = fixed_order_design.optimal(
+      gram, error, bound = gram_design.optimal_in_order(
           workload, n, epoch, tolerance, most, lambda _: bar.update())
   gap = error / bound - 1
   if gap > tolerance:

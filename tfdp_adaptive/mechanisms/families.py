@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two shapes most strategies have: Toeplitz, and any lower-triangular matrix."""
+"""Toeplitz strategies, the simplest of which is independent noise."""
 
-import functools
 import math
 from typing import Dict, Mapping, Optional, Tuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tfdp_adaptive.mechanisms import interface
 from tfdp_adaptive.mechanisms import matrices
-from tfdp_adaptive.mechanisms import scheduled
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
+from tfdp_adaptive.mechanisms import workload as workload_lib
 
 
 class ToeplitzMechanism(interface.Mechanism):
@@ -23,7 +24,7 @@ class ToeplitzMechanism(interface.Mechanism):
     inverse = self.noising(self._rows(n))
     if self.workload.is_toeplitz:
       return np.cumsum(self.workload.apply(inverse)**2)
-    return scheduled.squared_errors(self.workload, inverse)
+    return workload_lib.squared_errors(self.workload, inverse)
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
     coefficients = self.strategy()
@@ -40,34 +41,34 @@ class ToeplitzMechanism(interface.Mechanism):
         np.abs(self.strategy()), self.steps, epoch, k)))
 
 
-class MatrixMechanism(interface.Mechanism):
-  """C is any invertible lower-triangular matrix, held as `inverse_rows`, [steps, steps] C^-1."""
+@registry.register(registry.Design('independent'))
+class IndependentGaussian(ToeplitzMechanism):
+  """C = I. No limit on the number of steps; amplification by sampling applies.
 
-  steps: int
+  Args:
+    workload: For errors.
+  """
 
-  @property
-  def inverse_rows(self) -> np.ndarray:
-    """[steps, steps] C^-1: `x_t = sum_{i<=t} inverse_rows[t, i] z_i`."""
-    return self.arrays['inverse_rows']
+  bands = 1
+
+  def __init__(self, *, workload: workload_lib.Like = None) -> None:
+    super().__init__(workload=workload)
+
+  def design(self) -> Mapping[str, npt.ArrayLike]:
+    return {}
 
   def shapes(self) -> Dict[str, Tuple[int, ...]]:
-    return {'inverse_rows': (self.steps, self.steps)}
-
-  def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-    super().check_arrays(arrays)
-    matrices.check_lower(arrays['inverse_rows'])
-
-  @functools.cached_property
-  def _matrix(self) -> np.ndarray:
-    return matrices.invert_lower(self.inverse_rows)
+    return {}
 
   def strategy(self, n: Optional[int] = None) -> np.ndarray:
-    n = self._rows(n)
-    return self._matrix[:n, :n]
+    return matrices.resized(np.ones(1), n)
 
   def noising(self, n: Optional[int] = None) -> np.ndarray:
-    n = self._rows(n)
-    return self.inverse_rows[:n, :n]
+    return matrices.resized(np.ones(1), n)
+
+  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
+    return np.ones(1 if n is None else n)
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
-    return sensitivity_lib.general(self._matrix, min_sep, k)
+    del min_sep  # Columns are disjoint at any distance.
+    return math.sqrt(k)

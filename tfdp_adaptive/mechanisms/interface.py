@@ -29,8 +29,8 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import gate
 from tfdp_adaptive.mechanisms import frozen
 from tfdp_adaptive.mechanisms import matrices
+from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
-from tfdp_adaptive.mechanisms import storage
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 NORM_TOLERANCE = 1e-9  # Relative; a design has maximal column norm one.
@@ -132,7 +132,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     elif self._given_arrays is not None:
       numbers = self._given_arrays
     else:
-      numbers = storage.cached(self) if self.cached else self.design()
+      numbers = registry.cached(self) if self.cached else self.design()
       self._say()
     arrays = {name: _constant(value, self.dtype) for name, value in numbers.items()}
     self.check_arrays(arrays)
@@ -144,7 +144,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
   @functools.cached_property
   def digest(self) -> str:
     """A hash of `arrays`: of the numbers that run."""
-    return storage.checksum(self.arrays)
+    return registry.checksum(self.arrays)
 
   @property
   def loaded(self) -> bool:
@@ -289,7 +289,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   def to_json(self) -> str:
     """Returns description and numbers; `mechanisms.from_json` restores both bit by bit."""
-    return storage.to_json(self)
+    return registry.to_json(self)
 
   def save(self, path: Union[str, os.PathLike]) -> None:
     """Writes `to_json()`; `mechanisms.load` reads it."""
@@ -312,7 +312,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     arguments = ', '.join(f'{k}={v!r}' for k, v in shown.items())
     given = (self._unrounded or self)._given_arrays
     if given is not None:
-      arguments += f', numbers={storage.checksum(given)[:8]}'
+      arguments += f', numbers={registry.checksum(given)[:8]}'
     return f'{type(self).__name__}({arguments})'
 
   def _description(self) -> str:

@@ -18,7 +18,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
-from tfdp_adaptive.mechanisms import scheduled
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
@@ -166,9 +165,9 @@ def optimal(
   if steps > longest:
     length = len(decaying_reciprocal(c, longest))
     if length == longest:
-      scheduled.warn(name)
+      workload_lib.warn(name)
       return c
-  form = scheduled.Form(workload, steps, length, objective)
+  form = workload_lib.Form(workload, steps, length, objective)
 
   def error(c: np.ndarray) -> Tuple[float, np.ndarray]:
     inverse = reciprocal(c, length)

@@ -27,9 +27,8 @@ import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
-from tfdp_adaptive.mechanisms import independent
+from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.noise import keys
-from tfdp_adaptive.noise import philox
 
 _AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
 Specs = Tuple[tf.TensorSpec, ...]  # One [n] per dtype.
@@ -80,8 +79,8 @@ def recursion(mechanism: mechanisms.Mechanism) -> Recursion:
                   f'Received: mechanism={mechanism!r}.')
 
 
-@recursion.register(independent.IndependentGaussian)
-def independent_gaussian(mechanism: independent.IndependentGaussian) -> Recursion:
+@recursion.register(families.IndependentGaussian)
+def independent_gaussian(mechanism: families.IndependentGaussian) -> Recursion:
   """Returns Z itself, without history; r_t = 1."""
   del mechanism
   return 0, lambda key, row, history, flat: (vectors(key, flat), history)
@@ -198,7 +197,7 @@ def _halves(key: tf.Tensor, spec: tf.TensorSpec) -> Tuple[tf.Tensor, tf.Tensor]:
   dtype = spec.dtype
   bits, blocks = _BITS[dtype][0], spec.shape.num_elements() * dtype.size // 16
   if trees.worth_compiling(blocks):
-    return philox.halves(key, blocks, bits)
+    return keys.halves(key, blocks, bits)
   words = keys.words(key, [blocks, 2, 8 // dtype.size], bits)
   return tf.reshape(words[:, 0], [-1]), tf.reshape(words[:, 1], [-1])
 

@@ -42,9 +42,9 @@ from tfdp_adaptive.rules.post_processing import dp_adagrad as dp_adagrad
 from tfdp_adaptive.rules.post_processing import dp_adam as dp_adam
 from tfdp_adaptive.rules.post_processing import dp_rmsprop as dp_rmsprop
 from tfdp_adaptive.rules.post_processing import dp_yogi as dp_yogi
-from tfdp_adaptive.rules.record_weights import with_clipping as with_clipping
 from tfdp_adaptive.rules.scale_then_privatize import dp_adagrad_stp as dp_adagrad_stp
 from tfdp_adaptive.rules.scale_then_privatize import dp_rmsprop_stp as dp_rmsprop_stp
 from tfdp_adaptive.rules.scale_then_privatize import scale_then_privatize as scale_then_privatize
 from tfdp_adaptive.rules.sgd import dp_sgd as dp_sgd
 from tfdp_adaptive.rules.side_information import side_information_adam as side_information_adam
+from tfdp_adaptive.rules.wrapping import with_clipping as with_clipping

@@ -3,6 +3,5 @@
 
 from tfdp_adaptive.clipping.layers import convolution
 from tfdp_adaptive.clipping.layers import dense
-from tfdp_adaptive.clipping.layers import embedding
 from tfdp_adaptive.clipping.layers import normalization
 from tfdp_adaptive.clipping.layers import recurrent

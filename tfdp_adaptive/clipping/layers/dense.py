@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense, EinsumDense and layers made of them, such as attention: products with labelled axes."""
+"""Dense, EinsumDense and layers made of them, such as attention; and embeddings.
+
+A dense layer is a product with labelled axes. A softmax may share the table of an embedding.
+"""
 
 import string
 from typing import List, Optional, Tuple
@@ -10,6 +13,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import protocol
+from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping.layers import registry
 
 
@@ -146,3 +150,53 @@ def times(x: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
   product = tf.reshape(tf.matmul(tf.reshape(x, [-1, matrix.shape[0]]), matrix), sizes)
   product.set_shape(x.shape[:-1].as_list() + [matrix.shape[1]])
   return product
+
+
+layers = compat.keras.layers
+
+
+def _why(layer: compat.Layer) -> str:
+  if getattr(layer, 'sparse', False) or getattr(layer, '_use_one_hot_matmul', False):
+    return 'sparse'
+  return quantized(layer)
+
+
+@registry.register(layers.Embedding, why=_why)
+def embedding(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
+  ids = tf.cast(call.inputs, tf.int32)
+  ids = sequence(tf.cast(ids, tf.int32)[..., tf.newaxis])[..., 0]
+  cotangents = sequence(cotangents)
+  scale = lora_scale(layer)
+  if scale is None:
+    yield layer.embeddings, rows.Rows(ids, cotangents, tuple(layer.embeddings.shape))
+  else:  # embeddings + scale * a b
+    a, b = (scale * tf.cast(tf.convert_to_tensor(v), cotangents.dtype)
+            for v in (layer.lora_embeddings_a, layer.lora_embeddings_b))
+    yield layer.lora_embeddings_a, rows.Rows(
+        ids, tf.einsum('ntd,rd->ntr', cotangents, b), tuple(layer.lora_embeddings_a.shape))
+    yield layer.lora_embeddings_b, factors.Outer(
+        tf.gather(a, ids), cotangents, tuple(layer.lora_embeddings_b.shape))
+
+
+if hasattr(layers, 'ReversibleEmbedding'):  # Keras 3.
+
+  @registry.register(
+      layers.ReversibleEmbedding,
+      why=lambda layer: 'LoRA' if lora_scale(layer) is not None else _why(layer))
+  def reversible_embedding(
+      layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
+    reverse = call.args[1] if len(call.args) > 1 else call.kwargs.get('reverse', False)
+    if not reverse:
+      yield from embedding(layer, call, cotangents)
+      return
+    inputs, flat = sequence(call.inputs), sequence(cotangents)
+    if layer.logit_soft_cap is not None:
+      outputs = sequence(call.outputs) / layer.logit_soft_cap
+      flat *= 1 - tf.square(outputs)
+    if getattr(layer, 'quantization_mode', None):
+      return
+    if layer.tie_weights:
+      yield layer.embeddings, factors.Outer(flat, inputs, tuple(layer.embeddings.shape))
+    else:
+      yield layer.reverse_embeddings, factors.Outer(
+          inputs, flat, tuple(layer.reverse_embeddings.shape))
