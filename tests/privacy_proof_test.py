@@ -37,7 +37,7 @@ NOISE = {
 RECORDS = {
     'engines and their parts': {
         'clipping.chunks.chunked.run', 'clipping.chunks.chunked.run.chunk',
-        'clipping.views.repeated.run',
+        'clipping.chunks.over_views.run',
         'clipping.chunks.rows_within.needed', 'clipping.engines.guarded.run',
         'clipping.engines.record_gradients', 'clipping.materialized.layered',
         'clipping.materialized.layered.block',

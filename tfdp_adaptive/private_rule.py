@@ -134,7 +134,7 @@ class PrivateRule:
     A record that is not finite counts as zero.
     """
     return tuple(
-        projection.project_record(ask, query, clip, record, alone=True)
+        projection.project_record(ask, query, clip, record)
         for ask, query, clip in zip(
             self.rule.asks, self.queries(broadcast, record), broadcast.clips))
 

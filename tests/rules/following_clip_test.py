@@ -178,7 +178,7 @@ def test_every_engine_adds_up_the_same_numbers(engines):
     empty = interface.zero_sums(ask, specs)
     assert not np.any(empty.side_sum)
     total = projection.project_record(
-        ask, contract.Query(), clip, [g[2] for g in gradients], alone=True)
+        ask, contract.Query(), clip, [g[2] for g in gradients])
     np.testing.assert_allclose(total.side_sum, numbers(ask, norms[1], clip), rtol=1e-5)
 
 

@@ -29,9 +29,9 @@ class Cache(sources.Source):
   """The elements of a data set, in files.
 
   Args:
-    data: A finite, unbatched `tf.data.Dataset`. folder: Where to write. An existing cache is used
-    again. The first records of `data` must then be
-      those of the cache, unless `data` gives others at every pass. With None, a temporary folder
+    data: A finite, unbatched `tf.data.Dataset`.
+    folder: Where to write. An existing cache is used again. The first records of `data` must then
+      be those of the cache, unless `data` gives others at every pass. With None, a temporary folder
       is used that only this user may read. It is deleted with this object.
   """
 

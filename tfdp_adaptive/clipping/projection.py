@@ -50,6 +50,7 @@ def clip(
   no intermediate result overflows.
   """
   ratio, peak = norm_and_peak(tree)
+  clip_norm = tf.cast(clip_norm, ratio.dtype)
   safe = tf.where(peak > 0, peak, tf.ones_like(peak))
   finite = is_finite(tree) & tf.math.is_finite(ratio)
   norm = ratio * safe  # It may overflow to infinity, which is above the clip norm.
@@ -64,35 +65,9 @@ def clip(
   return trees.map(leaf, tree)
 
 
-def clip_alone(
-    tree: trees.Tree, clip_norm: trees.Scalar,
-    weight: weights.Weight = weights.Hard()) -> Tuple[trees.Tree, tf.Tensor]:
-  """Returns `(clip(tree, clip_norm, weight), norm)`, in two passes if the norm is ordinary.
-
-  Inside `tf.vectorized_map` both branches would run.
-  """
-  # This norm is not finite if an element is not, or if a square overflows.
-  norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(leaf)) for leaf in tf.nest.flatten(tree)]))
-  clip_norm = tf.cast(clip_norm, norm.dtype)
-
-  def quickly() -> Tuple[trees.Tree, tf.Tensor]:
-    factor = weight.factor(norm, clip_norm)
-    return trees.map(lambda v: factor * v, tree), norm
-
-  def carefully() -> Tuple[trees.Tree, tf.Tensor]:
-    ratio, peak = norm_and_peak(tree)
-    return clip(tree, clip_norm, weight), ratio * peak
-
-  # The sum of squares that underflow is below any such clip norm, or norm.
-  ordinary = clip_norm > 1e-12
-  if not weight.passes:
-    ordinary &= norm > 1e-12
-  return tf.cond(tf.math.is_finite(norm) & ordinary, quickly, carefully)
-
-
 def project_record(
-    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar, gradient: trees.Tree,
-    alone: bool = False) -> contract.Sums:
+    ask: contract.Ask, query: contract.Query, clip_norm: trees.Scalar,
+    gradient: trees.Tree) -> contract.Sums:
   """Returns one record's contribution to one ask.
 
   Args:
@@ -100,7 +75,6 @@ def project_record(
     query: `contract.Query`; only its `scale` is used here.
     clip_norm: [] absolute clip norm in scaled units.
     gradient: Tree of the record's gradients, float32 or float64.
-    alone: Whether this is not inside `tf.vectorized_map`: it then takes fewer passes.
 
   Returns:
     `contract.Sums` with `||total||_2 <= clip_norm` in scaled space.
@@ -112,9 +86,7 @@ def project_record(
   elif ask.projection == 'rescale':
     leaves: Dict[int, tf.Tensor] = {}
     for part, scaled in by_part:
-      clipped = (clip_alone(scaled, part.clip, ask.weight)[0] if alone else
-                 clip(scaled, part.clip, ask.weight))
-      leaves.update(zip(part.leaves, clipped))
+      leaves.update(zip(part.leaves, clip(scaled, part.clip, ask.weight)))
     total = tf.nest.pack_sequence_as(gradient, [leaves[i] for i in range(len(leaves))])
     if ask.groups:  # The whole record is zero if any group is not finite.
       finite = is_finite([scaled for _, scaled in by_part])

@@ -112,7 +112,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     dtypes = {spec.dtype for spec in tf.nest.flatten(self._specs)}
     widest = tf.float64 if tf.float64 in dtypes else tf.float32
     record = trees.map(lambda r: tf.cast(r, widest), record)
-    clipped, _ = projection.clip_alone(record, params, self._weight)
+    clipped = projection.clip(record, params, self._weight)
     return trees.map(lambda r, s: tf.cast(r, s.dtype), clipped, self._specs)
 
   def get_noised_result(
