@@ -9,15 +9,13 @@ smallest normal number is added for squares that underflow. The Gram route adds 
 cancellation.
 """
 
-import collections
 import dataclasses
 import math
-from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Hashable, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
@@ -27,12 +25,6 @@ from tfdp_adaptive.clipping import protocol
 # factors and have at least `STEPS` steps: forming costs as much as one more product of these steps.
 KEEP = 2.0
 STEPS = 64
-
-# If at least `MANY` variables have at most `SMALL` numbers, they are clipped in bundles of about
-# `FULL` numbers. Copying more takes longer than it saves, and the gradients of a bundle are in
-# memory twice at first.
-MANY, SMALL, FULL = 8, 2**12, 2**15
-Bundle = Tuple[int, ...]  # Positions of variables; most bundles have one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,59 +290,3 @@ def by_blocks(x: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
   parts = geometry.on_last(tf.ensure_shape(
       parts, x.shape[:-1].as_list() + [x.shape[-1] // left.shape[0], left.shape[0]]), left)
   return tf.ensure_shape(tf.reshape(parts, tf.shape(x)), x.shape)
-
-
-def bundled(
-    per_variable: Sequence[Optional[protocol.Factor]],
-    kinds: Sequence[Hashable]) -> Tuple[List[Bundle], List[Optional[protocol.Factor]]]:
-  """Returns `(bundles, factors)`: small whole gradients of a dtype and a kind are one factor.
-
-  A model has a bias or a scale beside almost every matrix. Norms and sums take some fifty
-  operations a variable, however small; a bundle takes them once.
-
-  Args:
-    per_variable: The factor of every variable, or None.
-    kinds: Variables of different kinds are not bundled.
-  """
-  places: Dict[Hashable, List[int]] = {}
-  numbers: Dict[Hashable, int] = collections.Counter()
-  many = sum(map(_small, per_variable)) >= MANY
-  for i, (factor, kind) in enumerate(zip(per_variable, kinds)):
-    key: Hashable = i
-    if many and isinstance(factor, Explicit) and _small(factor):
-      alike = factor.parts[0].dtype, kind
-      key = alike, numbers[alike] // FULL
-      numbers[alike] += math.prod(factor.shape)
-    places.setdefault(key, []).append(i)
-  bundles, bundled = [tuple(some) for some in places.values()], []
-  for first, *others in bundles:
-    several = [one for one in (per_variable[i] for i in (first, *others)) if one is not None]
-    bundled.append(explicit(tf.concat([
-        tf.reshape(one.gradient(), [-1, math.prod(one.shape)]) for one in several
-    ], 1)) if others else per_variable[first])
-  return bundles, bundled
-
-
-def _small(factor: Optional[protocol.Factor]) -> bool:
-  return isinstance(factor, Explicit) and math.prod(factor.shape) <= SMALL
-
-
-def flat(scale: Sequence[trees.Tree], bundles: Sequence[Bundle]) -> List[trees.Tree]:
-  """Turns the scales of variables into those of bundles, whose scales are all absent or none."""
-  return [scale[first] if not others or trees.absent(scale[first]) else tf.concat([
-      tf.reshape(scale[i], [-1]) for i in (first, *others)], 0) for first, *others in bundles]
-
-
-def apart(
-    totals: Sequence[Optional[tf.Tensor]], bundles: Sequence[Bundle],
-    variables: Sequence[compat.Variable]) -> List[tf.Tensor]:
-  """Turns the totals of bundles into those of variables; zeros where a total is None."""
-  result: Dict[int, tf.Tensor] = {}
-  for total, bundle in zip(totals, bundles):
-    shapes = [variables[i].shape for i in bundle]
-    if total is None:
-      total = tf.zeros(shapes[0], trees.wide(tf.as_dtype(variables[bundle[0]].dtype)))
-    elif len(bundle) > 1:
-      total = tf.split(total, [math.prod(shape) for shape in shapes])
-    result.update(zip(bundle, [total] if len(bundle) == 1 else map(tf.reshape, total, shapes)))
-  return [result[i] for i in range(len(variables))]
