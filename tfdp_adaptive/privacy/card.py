@@ -26,6 +26,9 @@ from tfdp_adaptive.privacy import entry as entry_lib
 LONGEST = 10_000  # Characters of a text.
 _LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
 _POINTS = 10  # Points of the curve of epsilon.
+_LARGEST = 1e11  # Epsilon; above it the numbers of a card are not finite.
+# Further fractions of epsilon at which a plot states delta.
+_MORE_FRACTIONS = (0.15, 0.5, 0.8, 1.25, 1.6)
 _BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
 _SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
          'run is a test and the guarantee above does not hold against them.')
@@ -160,6 +163,44 @@ class Card:
     """Returns a copy that says more in the trainer's own words."""
     return dataclasses.replace(self, words=self.words + tuple(
         Words(clean(one.about), clean(one.text)) for one in words))
+
+
+def claimed(card: Card, ledger: Any, plots: bool) -> Card:
+  """Returns the card of a `Ledger` with epsilon, or with the reason why there is none."""
+  for number, entry in enumerate(ledger.entries, 1):
+    if not entry.guaranteed:
+      return dataclasses.replace(card, reason=(
+          f'run {number} of {len(ledger.entries)} on these weights '
+          + ('had no plan' if entry.plan is None else
+             f'used a statistic of the data without noise ({clean(entry.rule)})'
+             if not entry.private else 'had a noise multiplier of 0')))
+  accountant, target_delta = card.accountant, card.delta or None
+  epsilon = ledger.epsilon(target_delta, accountant)
+  if epsilon > _LARGEST:
+    return dataclasses.replace(card, reason='The noise is too small for a finite epsilon')
+  end = ledger
+  if ledger.entries and ledger.entries[-1].plan is not None:
+    last = ledger.entries[-1]
+    end = dataclasses.replace(
+        ledger, entries=(*ledger.entries[:-1], last.after(last.plan.steps)))
+  total = end.epsilon(target_delta, accountant)
+  planned = total if total <= _LARGEST else None
+  if ledger.entries and ledger.entries[-1].looks is not None:
+    # All else holds at steps and deltas that were fixed beforehand.
+    return dataclasses.replace(
+        card, epsilon=epsilon, planned_epsilon=max(epsilon, planned or 0.0),
+        profile=((epsilon, card.delta),))
+  plots = plots and not any(plan.sampling.draws for plan in card.plans)  # Each point: minutes.
+  curve = {steps: ledger.until(steps).epsilon(card.delta, accountant)
+           for steps in (plotted_steps(card) if plots else ())}
+  if planned is not None:
+    curve[sum(entry.steps for entry in end.entries)] = planned
+  curve[card.done] = epsilon
+  fractions = meaning.FRACTIONS + (_MORE_FRACTIONS if plots else ())
+  profile = [(fraction * epsilon, ledger.delta(fraction * epsilon, accountant))
+             for fraction in fractions] if epsilon > 0 else []
+  return dataclasses.replace(card, epsilon=epsilon, planned_epsilon=planned,
+                             curve=tuple(sorted(curve.items())), profile=tuple(profile))
 
 
 def about_weights(entries: Sequence[entry_lib.Entry]) -> List[str]:

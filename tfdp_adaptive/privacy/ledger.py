@@ -19,7 +19,6 @@ import dp_accounting
 from tfdp_adaptive import checks
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
-from tfdp_adaptive.accounting import meaning
 from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import entry as entry_lib
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
   from tfdp_adaptive import contract
 
 _FORMAT, _VERSION = 'tfdp_adaptive.ledger', 1
-_LARGEST = 1e11  # Epsilon; above it the numbers of a card are not finite.
-# Further fractions of epsilon at which a plot states delta.
-_MORE_FRACTIONS = (0.15, 0.5, 0.8, 1.25, 1.6)
 _RELATION = dp_accounting.NeighboringRelation
 
 
@@ -227,45 +223,9 @@ class Ledger:
         versions=card_lib.versions(), weights=tuple(sorted(weights)),
         delta=(self.target_delta or 0.0) if delta is None else delta).with_words(words)
     try:
-      return ledger._claimed(card, plots)
+      return card_lib.claimed(card, ledger, plots)
     except ValueError as error:  # Guarantees about different neighbors do not add up.
       return dataclasses.replace(card, reason=card_lib.clean(str(error)))
-
-  def _claimed(self, card: card_lib.Card, plots: bool) -> card_lib.Card:
-    """Returns the card with epsilon and what belongs to it, or the reason why there is none."""
-    for number, entry in enumerate(self.entries, 1):
-      if not entry.guaranteed:
-        return dataclasses.replace(card, reason=(
-            f'run {number} of {len(self.entries)} on these weights '
-            + ('had no plan' if entry.plan is None else
-               f'used a statistic of the data without noise ({card_lib.clean(entry.rule)})'
-               if not entry.private else 'had a noise multiplier of 0')))
-    accountant, target_delta = card.accountant, card.delta or None
-    epsilon = self.epsilon(target_delta, accountant)
-    if epsilon > _LARGEST:
-      return dataclasses.replace(card, reason='The noise is too small for a finite epsilon')
-    end = self
-    if self.entries and self.entries[-1].plan is not None:
-      last = self.entries[-1]
-      end = Ledger((*self.entries[:-1], last.after(last.plan.steps)))
-    total = end.epsilon(target_delta, accountant)
-    planned = total if total <= _LARGEST else None
-    if self.entries and self.entries[-1].looks is not None:
-      # All else holds at steps and deltas that were fixed beforehand.
-      return dataclasses.replace(
-          card, epsilon=epsilon, planned_epsilon=max(epsilon, planned or 0.0),
-          profile=((epsilon, card.delta),))
-    plots = plots and not any(plan.sampling.draws for plan in card.plans)  # Each point: minutes.
-    curve = {steps: self.until(steps).epsilon(card.delta, accountant)
-             for steps in (card_lib.plotted_steps(card) if plots else ())}
-    if planned is not None:
-      curve[sum(entry.steps for entry in end.entries)] = planned
-    curve[card.done] = epsilon
-    fractions = meaning.FRACTIONS + (_MORE_FRACTIONS if plots else ())
-    profile = [(fraction * epsilon, self.delta(fraction * epsilon, accountant))
-               for fraction in fractions] if epsilon > 0 else []
-    return dataclasses.replace(card, epsilon=epsilon, planned_epsilon=planned,
-                               curve=tuple(sorted(curve.items())), profile=tuple(profile))
 
   def statement(self, target_delta: Optional[float] = None, accountant: str = 'pld',
                 looks: Optional[stopping.Looks] = None) -> str:

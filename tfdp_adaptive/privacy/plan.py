@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
   from tfdp_adaptive import contract
 
-UNITS = ('example', 'user')
 _Path = Union[str, 'os.PathLike[str]']
 _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
 
@@ -84,9 +83,7 @@ class PrivacyPlan(terms.Terms):
   search: Optional[private_search.Search] = None
 
   def __post_init__(self) -> None:
-    checks.positive(batch_size=self.batch_size)
-    if self.l2_norm_clip is not None:
-      checks.positive(l2_norm_clip=self.l2_norm_clip)
+    plan_checks.kinds(self)
     # NumPy's float32 stays one in products with Python's numbers: epsilon would be rounded.
     for name in ('batch_size', 'l2_norm_clip', 'noise_multiplier', 'target_delta'):
       if isinstance(getattr(self, name), np.generic):
@@ -96,25 +93,8 @@ class PrivacyPlan(terms.Terms):
           self.batch_size, self.population_size, self.sampling))
     checks.whole(steps=self.steps)
     object.__setattr__(self, 'steps', int(self.steps))
-    checks.not_negative(noise_multiplier=self.noise_multiplier)
     # The noise multiplier is float64, whatever it was given as.
     object.__setattr__(self, 'noise_multiplier', float(self.noise_multiplier))
-    checks.probability(target_delta=self.target_delta)
-    checks.one_of(UNITS, unit=self.unit)
-    terms.check_adjacency(self.adjacency)
-    if not isinstance(self.sampling, sampling_lib.Sampling):
-      raise ValueError('`sampling` must be a scheme of `tfdp.sampling`, such as '
-                       f'`tfdp.sampling.Poisson()`. Received: sampling={self.sampling!r}.')
-    if not isinstance(self.mechanism, mechanisms.Mechanism):
-      raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
-                       f'`IndependentGaussian()`. Received: mechanism={self.mechanism!r}.')
-    if self.seed is not None:
-      checks.whole(0, seed=self.seed)
-    if not isinstance(self.extra_releases, (tuple, list)):
-      raise ValueError('`extra_releases` must be a tuple of noise multipliers. '
-                       f'Received: extra_releases={self.extra_releases!r}.')
-    for relative_noise in self.extra_releases:
-      checks.positive(extra_releases=relative_noise)
     # Integers of NumPy have no negative powers.
     object.__setattr__(self, 'extra_releases', tuple(map(float, self.extra_releases)))
     if self.population_is_public is None:
@@ -130,20 +110,7 @@ class PrivacyPlan(terms.Terms):
 
   def __str__(self) -> str:
     """Returns a table of the plan, with its epsilon."""
-    size = 'not given' if self.population_size is None else f'{self.population_size:,}'
-    rows = {
-        'unit': f'one {self.unit}, {self.adjacency} adjacency',
-        'population size': size,
-        'batch size': f'{self.batch_size:,}',
-        'steps': f'{self.steps:,}',
-        'sampling': type(self.sampling).__name__,
-        'noise': type(self.mechanism).__name__,
-        'noise multiplier': f'{self.noise_multiplier:.4g}',
-        'clip norm': 'not fixed' if self.l2_norm_clip is None else f'{self.l2_norm_clip:g}',
-        'epsilon': f'{statement_lib.rounded_up(self.epsilon())} at delta {self.target_delta:g}'}
-    if self.search is not None:
-      rows['search'] = f'the best of {self.search.runs:g} expected runs'
-    return '\n'.join(f'{name:18}{value}' for name, value in rows.items())
+    return statement_lib.table(self, self.epsilon())
 
   @classmethod
   def calibrate(

@@ -10,14 +10,43 @@ import dp_accounting
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import errors
+from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
+from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.privacy import entry as entry_lib
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
+
+
+UNITS = ('example', 'user')
+
+
+def kinds(plan: terms_lib.Terms) -> None:
+  """Checks every field of a plan by itself."""
+  checks.positive(batch_size=plan.batch_size)
+  if plan.l2_norm_clip is not None:
+    checks.positive(l2_norm_clip=plan.l2_norm_clip)
+  checks.not_negative(noise_multiplier=plan.noise_multiplier)
+  checks.probability(target_delta=plan.target_delta)
+  checks.one_of(UNITS, unit=plan.unit)
+  terms_lib.check_adjacency(plan.adjacency)
+  if not isinstance(plan.sampling, sampling_lib.Sampling):
+    raise ValueError('`sampling` must be a scheme of `tfdp.sampling`, such as '
+                     f'`tfdp.sampling.Poisson()`. Received: sampling={plan.sampling!r}.')
+  if not isinstance(plan.mechanism, mechanisms.Mechanism):
+    raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
+                     f'`IndependentGaussian()`. Received: mechanism={plan.mechanism!r}.')
+  if plan.seed is not None:
+    checks.whole(0, seed=plan.seed)
+  if not isinstance(plan.extra_releases, (tuple, list)):
+    raise ValueError('`extra_releases` must be a tuple of noise multipliers. '
+                     f'Received: extra_releases={plan.extra_releases!r}.')
+  for relative_noise in plan.extra_releases:
+    checks.positive(extra_releases=relative_noise)
 
 
 def population(plan: terms_lib.Terms) -> None:

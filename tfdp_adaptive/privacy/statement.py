@@ -20,6 +20,7 @@ from tfdp_adaptive.privacy import plan_checks
 
 if TYPE_CHECKING:
   from tfdp_adaptive import contract
+  from tfdp_adaptive import terms
 
 UNITS = {'example': 'one training example', 'user': 'one user, with all their data'}
 _ADJACENCY = {
@@ -277,3 +278,21 @@ def caveats(card: card_lib.Card) -> str:
     text += (' A FIXED SEED was used for sampling: whoever knows it knows the batches, so this '
              'run is a test and the guarantee above does not hold against them.')
   return text
+
+
+def table(plan: terms.Terms, epsilon: float) -> str:
+  """Returns the fields of a plan and its epsilon, one a line."""
+  size = 'not given' if plan.population_size is None else f'{plan.population_size:,}'
+  rows = {
+      'unit': f'one {plan.unit}, {plan.adjacency} adjacency',
+      'population size': size,
+      'batch size': f'{plan.batch_size:,}',
+      'steps': f'{plan.steps:,}',
+      'sampling': type(plan.sampling).__name__,
+      'noise': type(plan.mechanism).__name__,
+      'noise multiplier': f'{plan.noise_multiplier:.4g}',
+      'clip norm': 'not fixed' if plan.l2_norm_clip is None else f'{plan.l2_norm_clip:g}',
+      'epsilon': f'{rounded_up(epsilon)} at delta {plan.target_delta:g}'}
+  if plan.search is not None:
+    rows['search'] = f'the best of {plan.search.runs:g} expected runs'
+  return '\n'.join(f'{name:18}{value}' for name, value in rows.items())
