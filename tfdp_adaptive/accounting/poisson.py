@@ -157,7 +157,7 @@ class PoissonExamples(Poisson):
   adjacencies: ClassVar[Tuple[str, ...]] = ('add_remove', 'zero_out')
   renyi: ClassVar = False
   by_example: ClassVar = True
-  amplifies: ClassVar = 'independent noise that is not rounded; use FixedOrder for any other.'
+  amplifies: ClassVar = 'independent noise; use FixedOrder for any other.'
   examples_per_user: int = 1
 
   def __post_init__(self) -> None:

@@ -38,8 +38,7 @@ class RandomAllocation(scheme.Sampling):
   amplified: ClassVar = True
   renyi: ClassVar = False
   pattern: ClassVar = 'rounds'
-  amplifies: ClassVar = (
-      'noise that is not rounded and has at most `groups` bands; use BallsInBins for any other.')
+  amplifies: ClassVar = 'noise of at most `groups` bands; use BallsInBins for any other.'
   cycle: int = 1
   groups: int = 1
 

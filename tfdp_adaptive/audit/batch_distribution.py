@@ -10,13 +10,12 @@ distribution is not the one that was accounted for.
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from scipy import stats
 
-if TYPE_CHECKING:
-  from tfdp_adaptive import privacy
+from tfdp_adaptive import privacy
 
 
 class BatchTest(NamedTuple):

@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Any, Callable, NamedTuple, Optional, Sequence, TYPE_CHECKING, Union
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 from scipy import stats
 
 from tfdp_adaptive import compat
+from tfdp_adaptive import privacy
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.batches import sources
-
-if TYPE_CHECKING:
-  from tfdp_adaptive import privacy
-
 
 _Indices = Union[Sequence[int], np.ndarray]
 

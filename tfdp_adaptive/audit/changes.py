@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING, Union
+from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-if TYPE_CHECKING:
-  from tfdp_adaptive.audit import interface
+from tfdp_adaptive.audit import interface
 
 TOLERANCE = 1e-3  # Relative; below it, a change is taken for rounding.
 _EPS = float(np.finfo(np.float32).eps)
@@ -221,9 +220,6 @@ def _with_memory(subject: interface.Subject,
     yield with_it, without, (
         f'a huge record in {subject.participations} steps, seen in step {step + 1}')
 
-
-if TYPE_CHECKING:
-  from tfdp_adaptive.audit import interface
 
 _HISTORY = (0, 2)  # Steps taken before the inspected one.
 

@@ -11,15 +11,14 @@ attack on one record does better.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Optional, Tuple, TYPE_CHECKING
+from typing import Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 from scipy import special
 from scipy import stats
 
-if TYPE_CHECKING:
-  from tfdp_adaptive import privacy
-  from tfdp_adaptive.audit import interface
+from tfdp_adaptive import privacy
+from tfdp_adaptive.audit import interface
 
 _HUGE = 1e12
 # The steps of a release, what was released in each, and the size of a canary in it.

@@ -11,22 +11,18 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
 from tfdp_adaptive import trees
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
 from tfdp_adaptive.privacy import plan_checks
-
-if TYPE_CHECKING:
-  from tfdp_adaptive import contract
-  from tfdp_adaptive import mechanisms
-  from tfdp_adaptive import privacy
-
 
 State = Tuple[trees.Tree, int]  # SECRET tensors, and the number of steps done.
 

@@ -11,14 +11,13 @@ does, since what is neither noise nor a record was added after both.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 from scipy import linalg
 from scipy import stats
 
-if TYPE_CHECKING:
-  from tfdp_adaptive.audit import interface
+from tfdp_adaptive.audit import interface
 
 _RUNS = 2  # Number of keys; more of them prove more about the tails only.
 _FOR_TAILS, _MOST_RUNS = 48_000, 10  # Numbers of which some are beyond 3.7, and what they may take.

@@ -22,7 +22,7 @@ import dataclasses
 import math
 import time
 import types
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Any, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -34,10 +34,8 @@ from tfdp_adaptive.audit import batch_distribution
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
 from tfdp_adaptive.audit import gradient_canaries
+from tfdp_adaptive.audit import interface
 from tfdp_adaptive.audit import noise_rows
-
-if TYPE_CHECKING:
-  from tfdp_adaptive.audit import interface
 
 CONFIDENCE = 0.95
 _PROBES = 0.02  # Fraction of the allowed false alarms for noise, and for batches.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import errors
@@ -14,26 +14,12 @@ from tfdp_adaptive.cli import options
 from tfdp_adaptive.mechanisms import registry
 
 _DRAWS = 1_000_000
-# Name -> (argument that SIZE sets, the scheme of the arguments, the number of bins and SIZE).
-SAMPLINGS: Dict[str, Tuple[Optional[str], Callable[..., tfdp.sampling.Sampling]]] = {
-    'poisson': (None, lambda given, bins, size: tfdp.sampling.Poisson()),
-    'truncated-poisson': (
-        'max_batch_size', lambda given, bins, size: tfdp.sampling.TruncatedPoisson(
-            max_batch_size=size)),
-    'cyclic-poisson': (
-        'cycle', lambda given, bins, size: tfdp.sampling.CyclicPoisson(size)),
-    'poisson-examples': (
-        'examples_per_user', lambda given, bins, size: tfdp.sampling.PoissonExamples(
-            examples_per_user=size)),
-    'random-allocation': (
-        None, lambda given, bins, size: tfdp.sampling.RandomAllocation(bins)),
-    'balls-in-bins': (
-        None, lambda given, bins, size: tfdp.sampling.BallsInBins(bins, draws=given.draws)),
-    'min-separation': (
-        None, lambda given, bins, size: tfdp.sampling.MinSeparation(
-            given.min_sep, draws=given.draws)),
-    'fixed-order': (None, lambda given, bins, size: tfdp.sampling.FixedOrder()),
-}
+# Name of a class in kebab case -> (its argument that SIZE sets, those that `make_plan` sets).
+SAMPLINGS: Dict[str, Tuple[Optional[str], Tuple[str, ...]]] = {
+    'poisson': (None, ()), 'truncated-poisson': ('max_batch_size', ()),
+    'cyclic-poisson': ('cycle', ()), 'poisson-examples': ('examples_per_user', ()),
+    'random-allocation': (None, ('cycle',)), 'balls-in-bins': (None, ('cycle', 'draws')),
+    'min-separation': (None, ('min_sep', 'draws')), 'fixed-order': (None, ())}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,14 +104,17 @@ def make_plan(arguments: argparse.Namespace) -> tfdp.PrivacyPlan:
     raise errors.UsageError('Give --batch-size and --steps.')
   name, size = options.sized(
       arguments.sampling, {name: size for name, (size, _) in SAMPLINGS.items()}, 'A sampling')
-  bins = max(1, round(arguments.population_size / arguments.batch_size))
+  given = dict(min_sep=arguments.min_sep, draws=arguments.draws,
+               cycle=max(1, round(arguments.population_size / arguments.batch_size)))
+  meaning, others = SAMPLINGS[name]
+  chosen = {**{key: given[key] for key in others}, **({meaning: size} if meaning else {})}
   with errors.usage():
     fields = dict(
         target_delta=arguments.delta or tfdp.advice.default_delta(arguments.population_size),
         population_size=arguments.population_size, population_is_public=True,
         batch_size=arguments.batch_size, steps=arguments.steps,
         l2_norm_clip=arguments.l2_norm_clip, unit=arguments.unit, adjacency=arguments.adjacency,
-        sampling=SAMPLINGS[name][1](arguments, bins, size))
+        sampling=getattr(tfdp.sampling, name.title().replace('-', ''))(**chosen))
     fields['mechanism'] = _mechanism(arguments.mechanism, fields)
     if arguments.epsilon is None:
       return tfdp.PrivacyPlan(noise_multiplier=arguments.noise_multiplier, **fields)

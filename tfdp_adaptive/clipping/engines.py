@@ -11,6 +11,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import errors
@@ -41,8 +42,7 @@ def decide(
   Raises:
     ValueError: If the engine is unknown.
   """
-  if name not in ENGINES:
-    raise ValueError(f'`engine` must be one of {ENGINES}. Received: engine={name!r}.')
+  checks.one_of(ENGINES, engine=name)
   if name in ('bookkeeping', 'layered'):
     return name, ''
   seen, reason = bookkeeping.supports(model, x)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import math
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TYPE_CHECKING
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import dp_accounting
 import numpy as np
@@ -20,10 +20,8 @@ from scipy import special
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
+from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import cost
-
-if TYPE_CHECKING:
-  from tfdp_adaptive import privacy
 
 
 class PrivateVocabulary(NamedTuple):

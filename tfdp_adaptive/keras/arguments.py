@@ -59,9 +59,7 @@ class Performance:
             '`memory_budget` chooses the number of chunks, which `accumulation_steps` fixes. '
             f'Choose one. Received: accumulation_steps={self.accumulation_steps}, '
             f'memory_budget={self.memory_budget}.')
-    if self.engine not in engines.ENGINES:
-      raise ValueError(
-          f'`engine` must be one of {engines.ENGINES}. Received: engine={self.engine!r}.')
+    checks.one_of(engines.ENGINES, engine=self.engine)
 
 
 def performance(value: Union[Performance, Dict[str, Any], None]) -> Performance:

@@ -126,8 +126,7 @@ def from_config(content: dict) -> Any:
   try:
     kind, config = content['kind'], content['config']
     arrays = {name: _array(value) for name, value in content.get('arrays', {}).items()}
-    if kind not in KINDS:
-      raise ValueError(f'`kind` must be one of {tuple(KINDS)}. Received: {kind!r}.')
+    checks.one_of(KINDS, kind=kind)
     with gate.loading():
       mechanism = KINDS[kind](**config)
     if 'arrays' in content:

@@ -157,9 +157,6 @@ def escaped_markdown(text: str) -> str:
   return re.sub(r'([\\`*_\[\]#!|~$])', r'\\\1', html_lib.escape(text, quote=False))
 
 
-if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import card as card_lib
-
 _WIDTH, _HEIGHT = 360, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 26, 40
 _MANY = 60
