@@ -11,7 +11,7 @@ import tfdp_adaptive
 INNER = {
     'advice': (
         'clipping.bookkeeping clipping.engines clipping.interface clipping.losses '
-        'clipping.public contract gate independence.disclosures independence.validation '
+        'clipping.public contract independence.disclosures independence.validation '
         'keras.named_optimizers keras.private mechanisms.workload private_rule terms'),
     'audit': (
         'accounting.cost accounting.second_accountant batches.sources batches.tags contract '

@@ -18,7 +18,7 @@ layers = compat.keras.layers
 @pytest.mark.parametrize('seed', range(20))
 def test_what_is_bundled_comes_apart_again(seed, monkeypatch):
   """Sums of scaled squares by bundle, and by variable in float64."""
-  monkeypatch.setattr(factors, 'MANY', 1)
+  monkeypatch.setattr(factored_sums, 'MANY', 1)
   rng = np.random.default_rng(seed)
   shapes = [tuple(rng.integers(1, 6, rng.integers(0, 3))) for _ in range(rng.integers(1, 9))]
   shapes += [(factored_sums.SMALL,), (factored_sums.SMALL + 1,)]

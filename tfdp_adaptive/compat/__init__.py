@@ -4,7 +4,6 @@
 from tfdp_adaptive.compat.compiled import *  # noqa: F403
 from tfdp_adaptive.compat.layers import *  # noqa: F403
 from tfdp_adaptive.compat.model import *  # noqa: F403
-from tfdp_adaptive.compat.optimizer import *  # noqa: F403
 from tfdp_adaptive.compat.saving import *  # noqa: F403
 from tfdp_adaptive.compat.stack import *  # noqa: F403
 from tfdp_adaptive.compat.strategy import *  # noqa: F403
