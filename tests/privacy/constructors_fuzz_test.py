@@ -128,7 +128,7 @@ def test_recommendations(monkeypatch):
 
 
 PLAN_TEXT = tfdp.PrivacyPlan(**PLAN).to_json()
-MECHANISM_TEXT = mechanisms.storage.to_json(mechanisms.BandedToeplitz(2, 8))
+MECHANISM_TEXT = mechanisms.registry.to_json(mechanisms.BandedToeplitz(2, 8))
 LEDGER_TEXT = tfdp.Ledger().begin(tfdp.PrivacyPlan(**PLAN)).done(3).to_json()
 READERS = {'plan': (tfdp.PrivacyPlan.from_json, PLAN_TEXT),
            'separated plan': (tfdp.PrivacyPlan.from_json, SEPARATED.to_json()),
