@@ -43,10 +43,12 @@ ORDER = {
 DOCUMENTS = ('CHANGELOG.md', 'CONTRIBUTING.md', 'SECURITY.md')
 # The search lists these after the pages of `docs/`.
 _SELDOM = '---\nsearch:\n  boost: 0.2\n---\n\n'
+# Guides come before the names of the library.
+_NAMES = '---\nsearch:\n  boost: 0.4\n---\n\n'
 _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(#[\w-]+)?\)')
 # Other words for the subject of a page, which the search finds as well.
 SYNONYMS = {
-    'choosing.md': 'which optimizer, hyperparameters, learning rate',
+    'choosing.md': 'which optimizer, hyperparameters, learning rate, tuning',
     'recipes.md': 'examples, tutorial, sample code, cookbook',
     'recipes/images.md': 'data augmentation, CNN, convolution, EMA, MNIST, CIFAR, computer vision',
     'recipes/recommender.md': 'recommendation, collaborative filtering, ratings, matrix '
@@ -63,7 +65,7 @@ SYNONYMS = {
     'guides/features.md': 'transfer learning, linear probe, pretrained, fine-tuning',
     'guides/generative.md': 'VAE, GAN, diffusion, synthetic data, time series',
     'guides/lora.md': 'BERT, GPT, LLM, large language model, PEFT, adapters, fine-tuning',
-    'guides/resume.md': 'checkpoint, save, load, restart, preemption',
+    'guides/resume.md': 'checkpoint, save the model, load, restart, preemption',
     'guides/report.md': 'model card, datasheet, audit trail, compliance',
     'guides/troubleshooting.md': 'OOM, out of memory, gradient accumulation, DataFrame, pandas, '
                                  'class imbalance, imbalanced classes, NaN, low accuracy, slow',
@@ -172,7 +174,7 @@ def reference():
     prefix = f'tfdp.{page}' if package else 'tfdp'
     introduction = (_OF_OPTIMIZERS if page.startswith('optimizers/') and 'common' not in page
                     else INTRODUCTIONS.get(page, ''))
-    text = f'# {PAGES.get(page, [prefix])[0]}\n\n{introduction}\n\n{_when(page, public)}'
+    text = f'{_NAMES}# {PAGES.get(page, [prefix])[0]}\n\n{introduction}\n\n{_when(page, public)}'
     if package:
       text += (f'::: tfdp_adaptive.{page}\n    options:\n      members: []\n'
                '      show_root_heading: false\n      show_root_toc_entry: false\n\n')
