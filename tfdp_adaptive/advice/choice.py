@@ -36,7 +36,7 @@ def choose(plan: privacy.PrivacyPlan, *, memory: int = 32, workload: workload_li
   * Without amplification noise may be correlated over all steps: a BLT with as
     many buffers as gain 1% each, unless a banded mechanism is better for the
     plan's participation by more than that.
-  * With no memory, a banded inverse, whose rows are drawn again from their keys.
+  * If memory allows no buffer, a banded inverse. It draws earlier rows again from their keys.
 
   Args:
     plan: A `PrivacyPlan` (its own mechanism is not looked at): `steps`,

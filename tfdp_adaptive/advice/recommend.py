@@ -73,7 +73,7 @@ def recommend(
     **fields: Other fields of the plan, such as `adjacency` or `unit`, but no clip norm.
 
   Returns:
-    A `Recommendation`. It costs no privacy. After Ctrl-C it is the best that was found so far.
+    A `Recommendation`. It costs no privacy. Ctrl-C returns the best found so far.
 
   Examples:
     >>> model = compat.keras.Sequential([compat.keras.layers.Dense(1, activation='sigmoid')])

@@ -116,11 +116,11 @@ def second_moments(
     constant: A feature to add to every record, for the bias of a layer; 0 for none.
     target_bound: Largest norm of targets, > 0. That of classes is one.
     classes: The number of classes; by default the largest class and one, which is taken as public.
-    share: The share a^2 of x x', in (0, 1). The rest is for x y'.
+    share: Fraction a^2 of the privacy budget for x x', in (0, 1). The rest is for x y'.
     nonnegative: Whether negative features count as zero. Under 'replace' this needs less noise.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
     unit: 'example' or 'user': what one record is.
-    population_size: Under 'add_remove', a public number close to that of the records.
+    population_size: Under 'add_remove', a public number close to the number of records.
     seed: For tests only.
 
   Returns:

@@ -80,7 +80,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       other, which takes twice the noise).
     clipping: The clipping method: `tfdp.clipping.Hard()` (the default at a clip norm), `AutoS()`,
       `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like. All have the privacy of `Hard()`.
-    performance: A `tfdp.Performance`: engine, memory and chunks, which decide no step.
+    performance: A `tfdp.Performance`: engine, memory and chunks. None of them changes the sums.
     public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
       whole at every step; a `tf.data.Dataset` of batches `(x, y)`, repeated; or a
       function that returns such a batch. It is not saved with the optimizer; set

@@ -72,8 +72,8 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   group. The slack of group k has 1 / sqrt(p_k) times the noise.
 
   Args:
-    rule: Any rule with one query per step, in one unit, that rescales its records. If its clip
-      norm adapts, the rule must treat every coordinate separately.
+    rule: Any rule that makes one query per step with one clip norm, and rescales gradients.
+      If the clip norm adapts, the rule must treat every coordinate separately.
     groups: The group of every variable, counted from 0, in the order of the variables.
     split: 'optimal', 'global' or 'equal'.
     norms: C_k up to a common factor (`l2_norm_clip` is their joint length); by default all

@@ -79,13 +79,13 @@ def noisy_adagrad(
     participations: K >= 1, the largest number of steps one record is in. All
       steps with full batches. Batches must be fixed: no Poisson sampling.
     dimension: k; V then comes from public gradients at the current parameters.
-    basis: Or a fixed [m, k] V of orthonormal columns. The diagonal one may do
-      without either.
+    basis: A fixed [m, k] V of orthonormal columns, instead of `dimension`. With
+      `diagonal`, both may be left out.
     diagonal: Whether S is kept as its diagonal.
     mode: What is done with eigenvalues of H near zero: 'truncate' drops those
       below `2 sqrt(k)` times the noise, 'floor' raises them to it, 'pinv' is
       the paper's, which ascends along negative ones.
-    epsilon: Of the diagonal one, in gradient units, > 0.
+    epsilon: Stability constant with `diagonal`, in gradient units, > 0.
     relative_noise: Noise multiplier of the preconditioner's releases divided
       by that of the mean's.
     method: 'exact' or 'randomized', how V is found.

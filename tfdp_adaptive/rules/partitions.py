@@ -36,7 +36,7 @@ def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule
   Args:
     parts: Pairs `(predicate, rule)`. A variable gets the rule of the first predicate that is
       true for its `tf.TensorSpec` (shape, dtype and, in Keras, its path as `name`). All rules
-      must ask for the same single release, in one unit. Apply `with_clipping`,
+      must make the same single query. Apply `with_clipping`,
       `quantile_clip`, `slack_clip` and `grouped` to the partition, not to its parts.
 
   Returns:
