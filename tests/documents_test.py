@@ -274,6 +274,20 @@ def test_code_on_pages_has_at_most_80_columns():
       assert len(line) <= 80, f'{name(path)}: {line}'
 
 
+def test_recipes_have_a_picture_whose_bars_are_as_long_as_their_numbers():
+  import recipes  # pylint: disable=g-import-not-at-top
+  results = ROOT / 'benchmarks' / 'results' / 'recipes'
+  pages = recipes.pages(ROOT / 'examples' / 'recipes', results)
+  assert len(pages) == len(list(results.glob('*.txt'))) > 9
+  for path, text in pages.items():
+    bars = re.findall(r'width="(\d+)" height="16" style="fill:[^"]+"/><text [^>]+>(\d\.\d+)<', text)
+    assert len(bars) > 2, path
+    lengths, numbers = zip(*((int(length), float(number)) for length, number in bars))
+    most = numbers.index(max(numbers))
+    for length, number in zip(lengths, numbers):
+      assert abs(length / lengths[most] - number / numbers[most]) < 0.01, path
+
+
 def test_notebooks_are_pages_with_what_they_showed():
   import notebooks  # pylint: disable=g-import-not-at-top
   files = notebooks.pages(ROOT / 'colabs')

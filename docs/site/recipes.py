@@ -49,7 +49,7 @@ def _picture(printed):
   words = html.escape(rows[0][1].strip())
   said = html.escape('; '.join(f'{name}: {number}' for name, _, number in rows))
   return (f'<figure><svg viewBox="0 0 {_WIDTH} {_ROW * len(rows)}" role="img" '
-          f'aria-label="{words} of {said}" style="width:100%;max-width:{_WIDTH}px;'
+          f'aria-label="{words} of {said}" style="width:{_WIDTH}px;max-width:100%;'
           'font-size:13px;fill:var(--md-default-fg-color)">'
           f'{"".join(parts)}</svg><figcaption>{words.capitalize()}</figcaption></figure>')
 
