@@ -225,34 +225,34 @@ bench: bench-peers
 # Gradients and whole steps beside every peer's, and how they grow.
 bench-clipping: $(FULL)/installed $(CURRENT)/installed build/peers/jax/installed \
   build/peers/torch/installed
-	$(RUN) $(FULL)/bin/python benchmarks/clipping_table.py --seconds 0.3 \
+	$(RUN) $(FULL)/bin/python benchmarks/speed/clipping_table.py --seconds 0.3 \
 	  $(if $(QUICK),--models mlp) --out $(if $(QUICK),build,benchmarks/results)/clipping_speed.txt
-	$(RUN) $(CURRENT)/bin/python benchmarks/scale.py \
+	$(RUN) $(CURRENT)/bin/python benchmarks/speed/scale.py \
 	  --out $(if $(QUICK),build,benchmarks/results)/scale.txt --plot $(if $(QUICK),build,docs)/scale.png
 
 # What users run: plans with losses of their own, KerasHub's models with LoRA, large tables.
 bench-users: $(CURRENT)/installed build/peers/hub/installed
-	$(call table,plans,$(CURRENT)/bin/python benchmarks/plans.py $(if $(QUICK),demo))
+	$(call table,plans,$(CURRENT)/bin/python benchmarks/speed/plans.py $(if $(QUICK),demo))
 	$(call table,keras_hub,PYTHONPATH=. build/peers/hub/bin/python \
-	  benchmarks/keras_hub_table.py $(if $(QUICK),bert))
-	$(call table,table_pass,$(CURRENT)/bin/python benchmarks/table_pass.py)
+	  benchmarks/speed/keras_hub_table.py $(if $(QUICK),bert))
+	$(call table,table_pass,$(CURRENT)/bin/python benchmarks/speed/table_pass.py)
 
 # Whole trainings, start-up, and the design of mechanisms at the ends of what can be asked for.
 bench-edges: $(FULL)/installed $(CURRENT)/installed
-	$(call table,guides,$(CURRENT)/bin/python benchmarks/guides.py --python $(CURRENT)/bin/python \
+	$(call table,guides,$(CURRENT)/bin/python benchmarks/speed/guides.py --python $(CURRENT)/bin/python \
 	  --python $(FULL)/bin/python $(if $(QUICK),'structured data'))
-	$(call table,start_up,$(CURRENT)/bin/python benchmarks/start_up.py \
+	$(call table,start_up,$(CURRENT)/bin/python benchmarks/speed/start_up.py \
 	  $(CURRENT)/bin/python $(FULL)/bin/python)
-	$(call table,mechanism_limits,$(CURRENT)/bin/python benchmarks/mechanism_limits.py \
+	$(call table,mechanism_limits,$(CURRENT)/bin/python benchmarks/speed/mechanism_limits.py \
 	  $(if $(QUICK),Tree))
 
 # Rounds of clients beside pfl-research.
 bench-federated: $(CURRENT)/installed build/peers/pfl/installed
-	$(call table,federated_pfl,$(CURRENT)/bin/python benchmarks/federated_pfl.py \
+	$(call table,federated_pfl,$(CURRENT)/bin/python benchmarks/speed/federated_pfl.py \
 	  --pfl build/peers/pfl/bin/python $(if $(QUICK),--rows 2))
-	$(call table,federated_pfl_wall,$(CURRENT)/bin/python benchmarks/federated_pfl.py \
+	$(call table,federated_pfl_wall,$(CURRENT)/bin/python benchmarks/speed/federated_pfl.py \
 	  --pfl build/peers/pfl/bin/python --wall --rounds 10 $(if $(QUICK),--rows 2))
-	$(call table,federated_reading,$(CURRENT)/bin/python benchmarks/federated_reading.py \
+	$(call table,federated_reading,$(CURRENT)/bin/python benchmarks/speed/federated_reading.py \
 	  $(if $(QUICK),--users 1000 --turns 1))
 
 bench-peers: $(FULL)/installed $(foreach peer,jax torch pfl hub,build/peers/$(peer)/installed)

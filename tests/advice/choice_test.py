@@ -14,7 +14,7 @@ from tfdp_adaptive.accounting import composition
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import plan as plan_lib
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks'))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks' / 'speed'))
 import least_error_plans
 
 

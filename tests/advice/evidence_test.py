@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks'))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks' / 'evidence'))
 import evidence as benchmark
 import evidence_facts
 import evidence_models as models

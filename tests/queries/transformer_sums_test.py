@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clipped sums that `benchmarks/abstracts_model.py` makes by hand, against single gradients."""
+"""The clipped sums that `abstracts_model.py` makes by hand, against single gradients."""
 
 import pathlib
 import sys
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import contract
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks'))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks' / 'evidence'))
 import abstracts_model as model_lib
 
 SIZES = model_lib.Sizes(read=9, predicted=5, length=4, width=6, hidden=3, layers=1, heads=2)

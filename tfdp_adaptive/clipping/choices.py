@@ -85,7 +85,7 @@ class Automatic(Clipping):
   the clip norm, so that a learning rate suits gradients of any size: DP-SGD moves the weights by at
   most the learning rate per step, besides the noise. On seven tasks at two epsilons, with the best
   learning rate each, DP-SGD and DP-Adam were 2% better and 9% worse than with the best constant
-  clip norm; with clip norm 1 they were 27% and 51% worse (`benchmarks/clip_defaults.py`).
+  clip norm; with clip norm 1 they were 27% and 51% worse (`benchmarks/evidence/clip_defaults.py`).
 
   Attributes:
     quantile: The fraction of examples that should be within the clip norm.
