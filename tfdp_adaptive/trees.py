@@ -176,7 +176,7 @@ def worth_compiling(*sizes: int) -> bool:
   """Returns whether XLA should compile a function of tensors with so many elements.
 
   It should for large tensors, but not on a GPU, where memory is fast and compilers may be missing,
-  or on a TPU, whose compiler has no complex numbers of 128 bits (`noise.philox`).
+  or on a TPU, whose compiler has no complex numbers of 128 bits (`noise.keys`).
   """
   large = sum(sizes) >= WORTH_COMPILING * max(1, len(sizes) / 8)
   return large and not any(map(tf.config.list_physical_devices, ('GPU', 'TPU')))

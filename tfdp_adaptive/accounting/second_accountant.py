@@ -31,7 +31,8 @@ _MOST_OF_MIXTURES = 30_000  # dp_accounting finds the losses of a mixture one by
 _SETTLED = 5e-4
 _COINS = ('Poisson', 'TruncatedPoisson', 'PoissonExamples')  # Drawn at every step.
 _RELATION = dp_accounting.NeighboringRelation
-_MIXTURE = getattr(dp_event_lib, 'MixtureOfGaussiansDpEvent', None)  # dp-accounting 0.4 has none.
+# dp-accounting 0.4 has none.
+_MIXTURE: Any = getattr(dp_event_lib, 'MixtureOfGaussiansDpEvent', None)
 
 
 class Look(NamedTuple):

@@ -61,7 +61,7 @@ class Judged(Dict[Key, One]):
 
   def of(self, fold: int, index: int = 0) -> np.ndarray:
     """Returns the mean losses, or metric (index 1), over the trainings of a fold."""
-    return np.mean([one[index] for key, one in self.items() if key[0] == fold], 0)
+    return np.mean([np.asarray(one[index]) for key, one in self.items() if key[0] == fold], 0)
 
   @property
   def folds(self) -> Set[int]:
