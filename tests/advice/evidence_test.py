@@ -189,7 +189,7 @@ def test_banded_noise_is_that_of_the_mechanism(monkeypatch):
 
 
 def test_the_table_is_that_of_the_results():
-  results = pathlib.Path(benchmark.__file__).parent / 'results'
+  results = pathlib.Path(benchmark.__file__).parents[1] / 'results'
   rows = json.loads((results / 'evidence.json').read_text(encoding='utf-8'))
   text = (results / 'evidence.txt').read_text(encoding='utf-8')
   assert text.endswith('\n\n' + evidence_tables.table(rows) + '\n')

@@ -5,6 +5,7 @@ Microbatches of several examples are records here: `RuleQuery` clips their mean 
 """
 
 import os
+import types
 
 import tensorflow as tf
 from tensorflow_privacy.privacy.dp_query import dp_query
@@ -51,12 +52,19 @@ class GaussianSumQuery(dp_query.SumAggregationDPQuery):
     return result, global_state, event
 
 
+class UnitTree(tfdp.mechanisms.Tree):
+  """Noise multipliers are of a node, as theirs are, and not of the sensitivity of the tree."""
+
+  def design(self):
+    return dict(super().design(), node_scale=1.0)
+
+
 def _tree(cumulative):
   def build(clip_norm, noise_multiplier, record_specs, noise_seed=None, use_efficient=True):
     del use_efficient
     return queries.MechanismSumQuery.build_l2_gaussian_query(
         clip_norm, noise_multiplier, record_specs, noise_seed, cumulative=cumulative,
-        mechanism=tfdp.mechanisms.Tree(64))
+        mechanism=UnitTree(64))
   return build
 
 
@@ -68,7 +76,9 @@ def _model(kind):
                  **kwargs):
       del layer_registry
       super().__init__(**kwargs)
-      self._given = dict(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
+      # Keras 2 cannot add losses to a model that has a dict among its attributes.
+      self._given = types.SimpleNamespace(
+          l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
       self._num_microbatches = num_microbatches
 
     def compile(self, optimizer, loss, **kwargs):
@@ -78,9 +88,9 @@ def _model(kind):
       size = len(next(iter(x))[0]) if y is None else len(x)
       rate, loss, more = self._more
       if self._num_microbatches not in (None, size):
-        self._given.update(num_microbatches=self._num_microbatches)
-      super().compile(tfdp.DPSGD(rate, batch_size=size, **self._given), loss, **more)
-      return super().fit(x, y, **kwargs)
+        self._given.num_microbatches = self._num_microbatches
+      super().compile(tfdp.DPSGD(rate, batch_size=size, **vars(self._given)), loss, **more)
+      return super().fit(x, y, **(kwargs if y is None else {'batch_size': size, **kwargs}))
 
   return Private
 
