@@ -115,31 +115,20 @@ def solved(train: Any, test: Any, epsilon: float) -> float:
   return float(np.mean((test[0] @ kernel + bias).argmax(1) == test[1]))
 
 
-def released(x: np.ndarray, noise_multiplier: float) -> Any:
-  """Returns `(map of features, ledger)` of one release of the mean and covariance of features."""
-  found = tfdp.estimates.second_moments(x, noise_multiplier=noise_multiplier, constant=.5)
-  moments = found.covariance / len(x)
-  mean = moments[:-1, -1] / .5
-  values, vectors = np.linalg.eigh(moments[:-1, :-1] - np.outer(mean, mean))
-  shares = np.maximum(values, 0) / (1 - mean @ mean)
-  matrix = ((vectors * (shares + .01)**-.3) @ vectors.T).astype(np.float32)
-  mean = mean.astype(np.float32)
-  return lambda rows: unit((rows - mean) @ matrix), found.ledger
-
-
 def trained(train: Any, test: Any, epsilon: float, options: Any, release: float) -> List[float]:
   """Accuracy, processor seconds of training, and epsilon with that of a release."""
   ledger = tfdp.Ledger()
   if release:
-    whiten, ledger = released(train[0], release)
-    train, test = (whiten(train[0]), train[1]), (whiten(test[0]), test[1])
+    found = tfdp.estimates.second_moments(train[0], noise_multiplier=release, constant=.5)
+    base, ledger = found.whitening(), found.ledger
+    train, test = tfdp.features(base, train), (base.predict(test[0], 1000, verbose=0), test[1])
   plan = tfdp.PrivacyPlan.calibrate(
-      target_epsilon=epsilon, target_delta=DELTA, population_size=len(train[0]), spent=ledger,
+      target_epsilon=epsilon, target_delta=DELTA, population_size=options.images, spent=ledger,
       batch_size=options.batch, steps=tfdp.sampling.Epochs(options.epochs),
       l2_norm_clip=options.clip)
   layers = tf.keras.layers
   model = tfdp.make_private(tf.keras.Sequential([
-      layers.Input([train[0].shape[1]]), layers.Dense(10, kernel_initializer='zeros')]))
+      layers.Input([test[0].shape[1]]), layers.Dense(10, kernel_initializer='zeros')]))
   rate = tf.keras.optimizers.schedules.PolynomialDecay(options.rate, plan.steps, 0.0)
   model.compile(tfdp.DPSGD(rate, momentum=.9, plan=plan),
                 tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -147,7 +136,7 @@ def trained(train: Any, test: Any, epsilon: float, options: Any, release: float)
   model.fit(plan.batches(train), verbose=0)
   seconds = time.process_time() - begun
   return [float(np.mean(model.predict(test[0], 1000, verbose=0).argmax(1) == test[1])), seconds,
-          (ledger + model.ledger).epsilon(DELTA)]
+          model.ledger.epsilon(DELTA)]
 
 
 def main() -> None:
@@ -178,7 +167,8 @@ def main() -> None:
     train, test = tuple(a[:55_000] for a in train), tuple(a[55_000:] for a in train)
   else:
     test = rows(channels(x_test)), y_test
-  print(f'{len(train[0])} images train; {options}')
+  options.images = len(train[0])
+  print(f'{options.images} images train; {options}')
   for epsilon in options.epsilons:
     for _ in range(options.seeds):
       if 'solved' in options.heads:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Second moments in one release: sums, sensitivity, noise, cost, and refusals."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 from scipy import optimize
 from scipy import stats
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive.estimates import moments as moments_lib
@@ -172,6 +174,52 @@ def test_inputs_for_kfc_have_the_second_moments_that_were_released():
   np.testing.assert_allclose(
       inputs.T @ inputs / len(inputs), found.covariance[:4, :4] / 5000, atol=1e-6)
   assert set(labels) == {0, 1, 2} and public.ledger is found.ledger
+
+
+@pytest.mark.parametrize('power, floor', [(.3, .01), (.5, 1e-6), (0, 1.0)])
+def test_whitening_is_its_formula(power, floor):
+  x = RNG.normal(size=[5000, 4]) * [.5, .2, .1, .05] + [.3, 0, 0, .1]
+  x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True) / 2, 1)
+  found = tfdp.estimates.second_moments(x, bound=2.0, constant=.5, **LITTLE)
+  base = found.whitening(power, floor)
+  covariance = np.cov(x.T, bias=True)
+  values, vectors = np.linalg.eigh(covariance)
+  rows = (x - x.mean(0)) @ (vectors * (values / values.sum() + floor)**-power) @ vectors.T
+  rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+  np.testing.assert_allclose(base.predict(x.astype(np.float32), verbose=0), rows, atol=1e-3)
+  features = tfdp.features(base, x.astype(np.float32))
+  assert features.ledger.entries == found.ledger.entries and not base.trainable_variables
+
+
+def test_a_head_on_whitened_features_has_the_cost_of_the_release():
+  x, y = RNG.normal(size=[200, 3]).astype(np.float32), RNG.integers(2, size=200)
+  found = tfdp.estimates.second_moments(
+      x, bound=2.0, constant=.5, noise_multiplier=5.0, target_delta=1e-3)
+  plan = tfdp.PrivacyPlan.calibrate(
+      target_epsilon=2.0, target_delta=1e-3, population_size=200, batch_size=20, steps=3,
+      l2_norm_clip=1.0, spent=found.ledger)
+  head = tfdp.make_private(tf.keras.Sequential([
+      tf.keras.layers.Input([3]), tf.keras.layers.Dense(2)]))
+  head.compile(tfdp.DPSGD(.1, plan=plan), tf.keras.losses.SparseCategoricalCrossentropy(
+      from_logits=True))
+  head.fit(plan.batches(tfdp.features(found.whitening(), (x, y))), verbose=0)
+  assert len(head.ledger.entries) == 2
+  assert plan.epsilon() < head.ledger.epsilon() == pytest.approx(2.0, rel=.01)
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (dict(power=-.1), '`power` must be in'), (dict(power=.6), '`power` must be in'),
+    (dict(power=float('nan')), '`power` must be in'), (dict(floor=0), '`floor` must be positive'),
+    (dict(constant=0.0), 'needs the mean'), (dict(noise_multiplier=1e6), 'positive variance')])
+def test_whitening_that_is_refused(arguments, message):
+  of_release = {name: arguments.pop(name) for name in ('constant', 'noise_multiplier')
+                if name in arguments}
+  found = tfdp.estimates.second_moments(
+      np.ones([50, 2]), **dict(dict(bound=2.0, constant=.5, seed=0, **LITTLE), **of_release))
+  if 'noise_multiplier' in of_release:
+    found = dataclasses.replace(found, covariance=np.diag([-1.0, -1.0, 1.0]))
+  with pytest.raises(ValueError, match=message):
+    found.whitening(**arguments)
 
 
 @pytest.mark.parametrize('arguments, message', [

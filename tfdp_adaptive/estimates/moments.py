@@ -23,6 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tfdp_adaptive import checks
+from tfdp_adaptive import compat
 from tfdp_adaptive import privacy
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.estimates import release
@@ -74,6 +75,48 @@ class SecondMoments:
     rows *= math.sqrt(size / max(self.plan.batch_size, 1))
     return PublicInputs(
         rows.astype(np.float32), (np.arange(size) % classes).astype(np.int32), self.ledger)
+
+  def whitening(self, power: float = 0.3, floor: float = 0.01) -> compat.Model:
+    """Returns a frozen model of features with less in common, of norm one, for `tfdp.features`.
+
+    It takes off their mean and multiplies by V diag(w / sum(w) + floor)^-power V', where w and V
+    are eigenvalues and eigenvectors of their covariance. A private head then finds more in
+    directions in which features differ little. Its ledger has the cost of the release.
+
+    Args:
+      power: How much directions are evened out, in [0, 0.5]; 0.5 is whitening, without the floor.
+      floor: The share of the variance below which directions are noise, > 0.
+
+    Raises:
+      ValueError: Without a `constant`, from which the mean is known, or without variance.
+
+    Examples:
+      >>> x = np.random.default_rng(0).uniform(size=[10_000, 3]) * [0.5, 0.1, 0.1]
+      >>> found = second_moments(x, noise_multiplier=1.0, constant=0.5)
+      >>> z = np.asarray(found.whitening()(x))
+      >>> bool(np.abs(z.mean(0)).max() < 0.1)
+      True
+    """
+    checks.positive(floor=floor)
+    if not (checks.is_number(power) and 0 <= power <= 0.5):
+      raise ValueError(f'`power` must be in [0, 0.5]. Received: power={power!r}.')
+    if not self.constant:
+      raise ValueError('Whitening needs the mean of the features. Received: moments without a '
+                       'constant. Give `second_moments(..., constant=0.5)`.')
+    sums = self.covariance / (self.covariance[-1, -1] / self.constant**2)
+    mean = sums[:-1, -1] / self.constant
+    values, vectors = np.linalg.eigh(sums[:-1, :-1] - np.outer(mean, mean))
+    if not values.sum() > 0:
+      raise ValueError('The released features must have a positive variance. Received: '
+                       f'{values.sum():.3g}. Release them with less noise.')
+    matrix = (vectors * (np.maximum(values, 0) / values.sum() + floor)**-power) @ vectors.T
+    layers = compat.keras.layers
+    affine = layers.Dense(len(mean), trainable=False)
+    model = compat.keras.Sequential(
+        [layers.Input([len(mean)]), affine, layers.UnitNormalization()])
+    affine.set_weights([matrix, -mean @ matrix])
+    release.charge(affine, *self.ledger.entries)
+    return model
 
 
 @dataclasses.dataclass(frozen=True)
