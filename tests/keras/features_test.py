@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.audit import subjects
+from tfdp_adaptive.batches import padding
 from tfdp_adaptive.keras import step
 
 keras = compat.keras
@@ -209,7 +210,7 @@ def test_subclassed_models_callbacks_metrics_and_validation(tmp_path):
 def test_padding_counts_neither_in_losses_nor_in_metrics(records):
   model = _linear(True)
   model.compile(optimizer=_exact(learning_rate=0.0), loss='mse', metrics=['mae'])
-  weight = np.zeros(B, 'float32')
+  weight = np.full(B, padding.EMPTY)
   weight[records] = 1
   padded = np.where(weight[:, np.newaxis], X[:B], np.nan).astype('float32')
   values = model.train_on_batch(padded, Y[:B], sample_weight=weight, return_dict=True)
