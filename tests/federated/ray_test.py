@@ -51,6 +51,11 @@ def _cluster():
   try:
     nodes.add_node(**NODE)
     ray.init(address=nodes.address, log_to_driver=False)
+    where = lambda: ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():  # A node that has run nothing yet is passed over at times.
+      there = ray_engine.scheduling_strategies.NodeAffinitySchedulingStrategy(
+          node['NodeID'], soft=False)
+      ray.get(ray.remote(num_cpus=0)(where).options(scheduling_strategy=there).remote())
     yield nodes
   finally:
     ray.shutdown()
