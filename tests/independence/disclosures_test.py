@@ -147,9 +147,11 @@ def test_variables_and_numbers():
   assert disclosures.find(closed([layer])).layers == [layer]
 
 
-def test_a_long_text_may_be_data():
+def test_numbers_written_as_a_text_are_data_and_words_are_not():
   labels = '0110' * 10
-  assert disclosures.find(closed('a setting')).arrays == []
+  for words in ('a setting', 'The targets must have one column for each of the 10 outputs.'):
+    assert disclosures.find(closed(words)).arrays == []
+  assert disclosures.find(closed(', '.join(labels))).arrays
   assert disclosures.find(closed(labels)).arrays == [labels] and disclosures.shape(labels) == (40,)
 
 

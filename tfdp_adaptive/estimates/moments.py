@@ -88,7 +88,7 @@ class SecondMoments:
       floor: The share of the variance below which directions are noise, > 0.
 
     Raises:
-      ValueError: Without a `constant`, from which the mean is known, or without variance.
+      ValueError: Without a `constant`, from which the mean is known, or where noise hides all else.
 
     Examples:
       >>> x = np.random.default_rng(0).uniform(size=[10_000, 3]) * [0.5, 0.1, 0.1]
@@ -103,12 +103,12 @@ class SecondMoments:
     if not self.constant:
       raise ValueError('Whitening needs the mean of the features. Received: moments without a '
                        'constant. Give `second_moments(..., constant=0.5)`.')
-    sums = self.covariance / (self.covariance[-1, -1] / self.constant**2)
-    mean = sums[:-1, -1] / self.constant
-    values, vectors = np.linalg.eigh(sums[:-1, :-1] - np.outer(mean, mean))
-    if not values.sum() > 0:
-      raise ValueError('The released features must have a positive variance. Received: '
-                       f'{values.sum():.3g}. Release them with less noise.')
+    count = self.covariance[-1, -1] / self.constant**2
+    mean = self.covariance[:-1, -1] / (count * self.constant)
+    values, vectors = np.linalg.eigh(self.covariance[:-1, :-1] / count - np.outer(mean, mean))
+    if not (count > 0 and values.sum() > 0):
+      raise ValueError('The release must have a positive number of records and variance. Received: '
+                       f'{count:.3g} and {values.sum():.3g}. Release with less noise.')
     matrix = (vectors * (np.maximum(values, 0) / values.sum() + floor)**-power) @ vectors.T
     layers = compat.keras.layers
     affine = layers.Dense(len(mean), trainable=False)

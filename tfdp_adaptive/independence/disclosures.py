@@ -24,7 +24,7 @@ from tfdp_adaptive.independence import constants
 
 _LIBRARIES = ('builtins', 'keras', 'keras_hub', 'numpy', 'tensorflow', 'tfdp_adaptive')
 _CALLS = ('call', '__call__')
-_SETTINGS = 32  # More numbers, or letters of a text, than these are data.
+_SETTINGS = 32  # More numbers, or digits of a text, than these are data.
 _MOST = 10_000  # Objects that a search visits.
 _PUBLIC = '_tfdp_public'  # On layers.
 _LISTED = 8  # Numbers that a sentence lists.
@@ -34,8 +34,8 @@ class Captured(NamedTuple):
   """The objects that were found.
 
   Attributes:
-    arrays: Arrays, tensors and scalars of NumPy or TensorFlow, bytes, long texts, data sets,
-      lookup tables.
+    arrays: Arrays, tensors and scalars of NumPy or TensorFlow, bytes, texts of many digits,
+      data sets, lookup tables.
     variables: Variables.
     numbers: Numbers of Python, booleans included.
     layers: Layers and models, whose weights have a history of their own.
@@ -96,8 +96,10 @@ def _is_data(one: object) -> bool:
   """Whether an object holds numbers in another form than a plain number of Python."""
   if isinstance(one, np.generic):
     return isinstance(one, (np.number, np.bool_))
-  if isinstance(one, (type, str)):
-    return isinstance(one, str) and len(one) > _SETTINGS
+  if isinstance(one, str):
+    return sum(map(str.isdigit, one)) > _SETTINGS
+  if isinstance(one, type):
+    return False
   return isinstance(one, (np.ndarray, tf.Tensor, tf.data.Dataset, bytes, bytearray, complex)) or (
       hasattr(type(one), '__array__') or hasattr(type(one), 'resource_handle'))
 
