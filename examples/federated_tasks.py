@@ -29,9 +29,9 @@ def next_word(
     build_model: `number of ids -> Keras model` from [n, length] ids to [n, length, number of
       ids] logits.
     batch_size: Sentences per local step.
-    max_examples: Sentences of one user that a round uses at most.
+    max_examples: The most sentences of one user in a round.
     epochs: Local epochs.
-    length: Ids of a sentence that are used.
+    length: The number of ids of a sentence that are used.
     predict_unknown: Whether words that are not in the vocabulary are predicted, as one word;
       else they are only read.
   """

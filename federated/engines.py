@@ -65,23 +65,23 @@ Workers = Union[int, str, Remote]
 
 
 class PrivateFedAvg(abc.ABC):
-  """Rounds of federated averaging; it knows what it promises.
+  """Rounds of federated averaging, with the plan that they follow.
 
   Its state is SECRET: it holds the noise still to come. Only `get_model_weights(state)` and
   `metrics['released']` may be published.
 
-  If you call `next` yourself, draw the cohort as the plan says, and have every client in it
-  once at most. A data set does not say whose it is, so
-  `next` takes one client five times, and one user then moves five clip norms;
-  `simulate` draws and checks.
+  If you call `next` yourself, draw the cohort as the plan says, with every client in it at most
+  once. `next` cannot tell whose a data set is. If you pass one client five times, that user can
+  move the sum by five clip norms. `simulate` draws and checks the cohorts.
 
   Attributes:
     plan: The `tfdp.PrivacyPlan` of the run.
     rule: The server's rule.
     server: The `Server`.
-    settings: Those of the server, and {argument: value} of what else decides a run.
+    settings: The settings of the server, and `{argument: value}` of everything else that decides a
+      run.
     seed: The seed of a test, or None.
-    recipe: `() -> the same process`, to be sent to other machines; None if it cannot be.
+    recipe: () -> the same process, which can be sent to other machines; None if that is impossible.
   """
 
   def __init__(self, *, server: server_lib.Server,

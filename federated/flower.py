@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""User-level privacy over Flower: its nodes are the users, everything else is `simulate`'s.
+"""User-level privacy over Flower, whose nodes are the users.
 
-Flower carries messages. Which nodes a round asks, how far an answer may move the model, what noise
-is added and what is saved on disk are those of the plan, and the same code as in a simulation.
+Flower carries messages. The plan decides which nodes a round asks, how far an answer may move the
+model and what noise is added. The code is that of a simulation, and so are the files on disk.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class PrivateStrategy(flwr_strategy.Strategy):
   Nodes are ordinary Flower ClientApps: they train from the arrays they are sent and answer with
   one ArrayRecord like it, in the same order, and with a MetricRecord if `private_metrics` are
   wanted. Cohorts are drawn as the plan says among `plan.population_size` places. A node takes the
-  next free place when it is seen first and keeps it; places that are free or whose node is
-  offline answer nothing. Every answer is clipped at the server, whatever the node did. One that
-  is late, comes twice, is not finite or has other shapes is none. The state is on disk before
+  next free place when it is first seen, and keeps that place. A free place, or one whose node is
+  offline, gives no answer. The server clips every answer, whatever the node did. An answer that is
+  late, comes twice, is not finite or has other shapes is ignored. The state is on disk before
   anything that depends on it is sent.
 
   Args:
-    model: A built Keras model, or a list of arrays (all of them trained): the first weights.
+    model: The initial weights: a built Keras model, or a list of arrays, which are all trained.
     plan: A `tfdp.PrivacyPlan` with unit='user', a population size, and `batch_size` the expected
       number of nodes per round.
     rule: A `tfdp.rules` rule that needs no public gradients.
@@ -57,12 +57,12 @@ class PrivateStrategy(flwr_strategy.Strategy):
     quantile_clip: A `QuantileClip`, or None for a fixed clip norm.
     private_metrics: `PrivateMetrics` of numbers in the nodes' MetricRecords, or None.
     evaluate: `ModelWeights -> {metric: value}` on the server's own data, or None.
-    min_nodes: The number of nodes that must be online, of those with a place, before a round
-      begins. A round that nobody could answer would use up budget for nothing.
-    wait: Seconds to wait for them. Then `start` ends with the rounds that were run; the budget of
-      the others is not used.
-    out: Folder for the SECRET state, the nodes' places, `metrics.csv` and `tensorboard/`; a
-      ServerApp that was killed goes on from there. None keeps nothing.
+    min_nodes: The number of nodes with a place that must be online before a round begins. A round
+      that no node can answer would waste budget.
+    wait: Seconds to wait for them. If they do not come online in time, `start` ends after the
+      rounds that were run, and uses no budget for the others.
+    out: Folder for the SECRET state, the nodes' places, metrics.csv and tensorboard/. A ServerApp
+      that was killed resumes from it. None keeps nothing.
     settings: More arguments of `simulate`: `rounds_per_evaluation`, `max_epsilon`, `facts`.
     seed: For tests only: fixed noise protects nobody.
 
@@ -101,20 +101,20 @@ class PrivateStrategy(flwr_strategy.Strategy):
       num_rounds: Optional[int] = None, timeout: float = 3600,
       train_config: Optional[flwr_app.ConfigRecord] = None, evaluate_config: None = None,
       evaluate_fn: None = None) -> flwr_strategy.Result:
-    """Trains until `num_rounds` rounds of the plan are used up, those of earlier calls included.
+    """Trains until `num_rounds` rounds of the plan were run, including those of earlier calls.
 
     Args:
       grid: Flower's grid.
-      initial_arrays: ArrayRecord to begin with instead of the model's weights.
+      initial_arrays: The initial weights, an `ArrayRecord`, instead of the model's.
       num_rounds: The number of rounds of the plan; all by default.
       timeout: Seconds to wait for the answers of a round. Later ones are none.
       train_config: ConfigRecord for the nodes; 'server-round' is added.
-      evaluate_config: Must be None: what nodes measure by themselves is not private.
+      evaluate_config: Must be None, because measurements of the nodes are not private.
       evaluate_fn: Must be None; `evaluate` of the strategy takes its place.
 
     Returns:
-      Flower's `Result`: the last arrays, what was released in every round as metrics of the
-      ClientApps, and what `evaluate` returned as metrics of the ServerApp.
+      Flower's `Result`: the last arrays, the releases of every round as metrics of the ClientApps,
+      and what `evaluate` returned as metrics of the ServerApp.
     """
     if evaluate_config is not None or evaluate_fn is not None:
       raise ValueError('`evaluate_config` and `evaluate_fn` must be None: give `evaluate` to the '

@@ -112,7 +112,7 @@ def evaluator(
 
   Args:
     model_fn: As given to `build_private_fed_avg`.
-    dataset: Batches like those of the clients.
+    dataset: Batches in the format of the clients' batches.
     loss: The loss of a Keras model, as given to `build_private_fed_avg`.
     metrics: The metrics of a Keras model.
 

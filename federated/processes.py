@@ -47,15 +47,15 @@ def build_private_fed_avg(
       `tff.learning.models.VariableModel`; or a `tff.learning.models.FunctionalModel`. Clients
       of a Keras model are trained in this process, the others by TFF.
     server_rule: A `tfdp.rules` rule that needs no public gradients.
-    plan: A `tfdp.PrivacyPlan` with unit='user': `batch_size` is the expected
-      number of clients per round, `steps` the number of rounds, `l2_norm_clip`
-      bounds a client's update, in the units of the rule's scaled records.
+    plan: A `tfdp.PrivacyPlan` with unit='user'. `batch_size` is the expected number of clients per
+      round, and `steps` the number of rounds. `l2_norm_clip` bounds a client's update, in the units
+      of the rule's scaled records.
     server_learning_rate: Step size of the server, > 0, or a TensorFlow function
       of the number of rounds done (a Keras schedule, for instance).
     client_optimizer_fn: A Keras optimizer (or a function that returns one) for the
       training on the clients; a `tff.learning.optimizers.Optimizer` for a TFF model.
     loss: The loss of a Keras model: `tf.keras.losses.Loss`, or `(y_true, y_pred) -> losses`.
-      Batches are `(x, y)`, or have these names.
+      Batches are `(x, y)`, or dicts with the keys `x` and `y`.
     metrics: The metrics of a Keras model: Keras metrics of the clients' training, copied.
     client_weighting: 'uniform' or 'num_examples'. With 'num_examples' the weight of an update is
       proportional to the client's number of examples, and is one at
@@ -69,8 +69,8 @@ def build_private_fed_avg(
     seed: For tests only: fixed noise protects nobody.
 
   Returns:
-    A `PrivateFedAvg`, see `engines`. The `metrics` of `next` hold `released`, which is private, and
-    `not_private`.
+    A `PrivateFedAvg`, see `engines`. The metrics that `next` returns have the parts `released`,
+    which is private, and `not_private`.
   """
   arguments = dict(locals())
   as_one = client_optimizer_fn == _ONE_STEP
@@ -109,7 +109,7 @@ def build_private_fed_avg(
 def build_private_fed_sgd(
     model_fn: local_training.ModelFn, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
     server_learning_rate: server_lib.Rate, **arguments: Any) -> engines.PrivateFedAvg:
-  """Builds federated SGD, where a client's answer is its mean gradient over its examples.
+  """Builds federated SGD: each client sends the mean gradient over its examples.
 
   A client's examples of a round are one batch, with one step of learning rate one.
 

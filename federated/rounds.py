@@ -22,7 +22,7 @@ Result = Tuple[int, server_lib.Sums]  # The number of clients of a call, and the
 
 
 class ClientsFailedError(RuntimeError):
-  """Raised if no client could be trained, because of the model or all data."""
+  """Raised if no client could be trained, so the model or the form of the data is wrong."""
 
 
 class WorkerLostError(ConnectionError):

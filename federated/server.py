@@ -35,9 +35,9 @@ _plain = tf.autograph.experimental.do_not_convert
 
 
 class QuantileClip(NamedTuple):
-  """A clip norm that follows a quantile of the updates' norms (arXiv:1905.03871).
+  """Settings of a clip norm that follows a quantile of the updates' norms (arXiv:1905.03871).
 
-  It is `tfdp.rules.quantile_clip` around the server's rule, with its noise given as a share of the
+  It wraps the server's rule in `tfdp.rules.quantile_clip`, whose noise is given as a share of the
   budget. After every round `clip *= exp(-learning_rate * (fraction - quantile))`, with the noisy
   fraction of clients whose update was within the clip norm. The clip norm starts at the plan's
   `l2_norm_clip`, and the noise stays proportional to it.
@@ -45,8 +45,9 @@ class QuantileClip(NamedTuple):
   Attributes:
     quantile: Fraction of the updates that should not be clipped, in (0, 1).
     learning_rate: Largest move of the logarithm of the clip norm per round.
-    share: Its share of each round's privacy budget, in (0, 1). The noise of the fraction has the
-      standard deviation `noise_multiplier / (2 clients sqrt(share))`.
+    share: The share of each round's privacy budget that the count of unclipped updates gets, in (0,
+      1). The noise of the fraction has the standard deviation `noise_multiplier / (2 clients
+      sqrt(share))`.
   """
 
   quantile: float = 0.5
@@ -62,7 +63,7 @@ class PrivateMetrics(NamedTuple):
 
   Attributes:
     ranges: {metric of the model: (lowest, highest)}, chosen without the data.
-    share: Their share of each round's privacy budget, in (0, 1).
+    share: The share of each round's privacy budget that the metrics get, in (0, 1).
   """
 
   ranges: Mapping[str, Tuple[float, float]]

@@ -58,7 +58,7 @@ class _Saved(NamedTuple):
 
 
 class Silo:
-  """Trains the rounds of one client as the steps of one plan, which protects the client's records.
+  """Trains one client in all rounds by one plan, which protects the client's records.
 
   The plan covers the steps of ALL rounds. The folder has the ledger, the number of steps, the seed
   of the sampling and the state of the optimizer, which is SECRET, and a digest of the records.
@@ -67,11 +67,11 @@ class Silo:
   Args:
     folder: A folder of this silo alone, which must outlive its processes.
     plan: The `tfdp.PrivacyPlan` of all rounds.
-    new: Whether a folder without a state may begin in a round after the first. Set it only for a
-      silo that has never trained on these records.
+    new: Whether a folder without a state may start in a later round than the first. Set it only for
+      a silo that has never trained on these records.
 
   Raises:
-    PrivacyError: If the folder has the state of another plan, or has lost its state.
+    PrivacyError: If the folder holds the state of another plan, or has lost its state.
 
   Examples:
     A round of a client, with a model compiled with an optimizer of the plan:
@@ -100,9 +100,9 @@ class Silo:
       weights: Arrays like `model.get_weights()`.
       data: The records, as `plan.batches` takes them; the same in every round.
       steps: The number of steps to take.
-      server_round: The number of the round, if known. A round that was saved but not answered,
-        because the process ended, is then answered from the folder, without a step. A round after
-        the first is refused if the folder has no state.
+      server_round: The number of the round, if known. If the process ended after a round was saved
+        and before it was answered, the answer then comes from the folder, without another step. A
+        round after the first is refused if the folder has no state.
       **batches: More arguments of `plan.batches`, such as `users`.
 
     Returns:

@@ -57,15 +57,15 @@ class Simulation(NamedTuple):
 
   Attributes:
     weights: `TrainedWeights` after the last round.
-    rounds: Number of rounds of the plan that are used up.
-    history: One dict per round: `private/...` is what the round released, what starts
-      with `not_private/` is exact, and other names are `evaluate`'s.
+    rounds: Number of rounds of the plan that were run.
+    history: One dict per round. Names that start with private/ are releases of the round, names
+      that start with not_private/ are exact, and all others come from `evaluate`.
     statement: The privacy statement, for the rounds that were run.
-    state: SECRET server state, noise still to come included.
+    state: The SECRET server state, which includes noise still to come.
     failed: {client: rounds in which it failed}; not private.
     speed: NOT private: seconds of every round of this call, rounds and clients per second; and
       the bytes of the server's state.
-    made_of: The values from which `card` is made.
+    made_of: The values that `card` is made from.
   """
 
   weights: TrainedWeights
@@ -94,32 +94,32 @@ def simulate(
     facts: Sequence[str] = ()) -> Simulation:
   """Trains on cohorts drawn as `process.plan` says.
 
-  The state of a round is on disk before anything of it is released, so a run
-  that was killed at any point goes on where it was when it is called
-  again with the same `out`. It goes on with fresh keys: no noise is used twice. The
-  clients must be the same in the same order, and so must plan, rule, client optimizer
-  and form of the data: cohorts go by a client's position.
+  The state of a round is on disk before any result of the round is released. A run that was killed
+  at any point therefore resumes if you call `simulate` again with the same `out`. The resumed run
+  draws fresh keys, so no noise is used twice. The plan, the rule, the client optimizer and the form
+  of the data must be the same. The clients must be the same in the same order, because cohorts are
+  drawn by position.
 
   Args:
     process: A `PrivateFedAvg`.
-    train_data: `Users`, or a `tff.simulation.datasets.ClientData`: whatever has
+    train_data: `Users`, a `tff.simulation.datasets.ClientData`, or any object that has
       `client_ids`, each once, and `create_tf_dataset_for_client`.
-    plan: The process's plan, to be compared with it.
+    plan: The plan, which must be equal to the plan of the process.
     rounds: The total number of the plan's rounds to run; all by default.
     evaluate: `weights -> {metric: value}`, see `evaluator`.
-    rounds_per_evaluation: Rounds between evaluations; the last round is one.
+    rounds_per_evaluation: Rounds between evaluations. The last round is always evaluated.
     max_epsilon: Stop before epsilon at the plan's delta would exceed this.
     out: Folder for the state (SECRET), `metrics.csv` and `tensorboard/`; None to
-      keep nothing. The files hold no times of rounds, which are not private; the
-      file system's own times are.
-    resume: Whether to go on with a run that is found in `out`; else it must be empty.
+      keep nothing. The files hold no times of rounds, because these are not private. The file
+      system's own timestamps still show them.
+    resume: Whether to resume a run that is found in `out`. If False, `out` must be empty.
     release_managers: More objects with `async release(value, key)`, keyed by the round, such as
       `tff.program.ReleaseManager`s.
-    dropout: Probability that a client of the cohort does not answer (a straggler),
-      whatever its data. Not claimed as amplification.
+    dropout: Probability that a client of the cohort does not answer (a straggler), independent of
+      its data. Not claimed as amplification.
     workers: How many clients of a Keras model are trained side by side in this process, one by
-      default. Or 'ray', for actors on the CPUs of a Ray cluster ('ray:8' for eight of them), which
-      read, train and clip the clients where they are.
+      default. Or 'ray', for actors on the CPUs of a Ray cluster ('ray:8' for eight actors). Each
+      actor reads, trains and clips clients on its own node.
     address: Address of a running Ray cluster; by default Ray looks for one or starts one here.
     progress: Whether to show a progress bar.
     facts: Sentences for the statement, such as where the vocabulary came from.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Users, a model and held-out users of known data sets.
 
-A task knows nothing of privacy but one thing: whether its vocabulary was given,
-or chosen privately from the users' own words.
+The only fact about privacy in a task is whether its vocabulary was given, or chosen privately from
+the users' own words.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ def stackoverflow(
   Args:
     path: `stackoverflow.sqlite`, decompressed.
     vocabulary: Words; PUBLIC, or a `PrivateVocabulary` of `stackoverflow_words(path)`.
-    build_model: `number of ids -> Keras model` from [n, length] ids to [n, length, number of
-      ids] logits; by default the usual LSTM, of 4,050,748 parameters for 10,000 words.
+    build_model: A function from the number of ids to a Keras model, which maps [n, length] ids to
+      [n, length, number of ids] logits. By default it is the usual LSTM, with 4,050,748 parameters
+      for 10,000 words.
     batch_size: Sentences per local step.
-    max_examples: Sentences of one user that a round uses at most.
+    max_examples: The most sentences of one user in a round.
     epochs: Local epochs.
-    length: Ids of a sentence that are used.
-    held_out: Split to evaluate on. Users of 'heldout' are in no other; most users of 'test'
-      are also trained on, so what is measured on it is exact for them.
-    held_out_users: Number of its users to evaluate on, the first ones.
+    length: The number of ids of a sentence that are used.
+    held_out: Split to evaluate on. Users of 'heldout' are in no other split. Most users of 'test'
+      are also trained on, so measurements on 'test' are exact numbers about them.
+    held_out_users: The number of users to evaluate on; the first ones are taken.
   """
   words = listed(vocabulary)
   ids = {word.encode(): number for number, word in enumerate(words, 1)}
@@ -87,10 +88,10 @@ def of_file(
 
   Args:
     path: The file.
-    features: As for `Users.from_sqlite`, and so is `preprocess`.
+    features: As for `Users.from_sqlite`. `preprocess` has the same meaning there.
     preprocess: `{feature: [n, ...] array} -> nest of [n, ...] arrays`.
     held_out: Split to evaluate on.
-    held_out_users: Number of its users to evaluate on, the first ones.
+    held_out_users: The number of users to evaluate on; the first ones are taken.
     **sizes: `batch_size`, `epochs`, `max_examples`, as for `Users`.
   """
   train, other = (sources.Database(path, split, sources.Protos(features), preprocess)
@@ -111,12 +112,12 @@ def stackoverflow_words(path: sources.Path, split: str = 'train') -> sources.Sou
 def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
   """Returns a `Task` of one of TFF's, such as those in `tff.simulation.baselines.stackoverflow`.
 
-  Its vocabulary is made of counts over the training users: taken to be public.
+  Its vocabulary comes from counts over the training users, and is taken to be public.
 
   Args:
     task: A `tff.simulation.baselines.BaselineTask`. `create_word_prediction_task`
       and `create_tag_prediction_task` download their data.
-    held_out_clients: Number of test users, the first ones, to evaluate on.
+    held_out_clients: The number of test users to evaluate on; the first ones are taken.
   """
   datasets = task.datasets
   users = datasets.train_data.preprocess(datasets.train_preprocess_fn)
@@ -134,8 +135,9 @@ def sequences(
 
   Args:
     sentences: The words of every sentence.
-    ids: {word: 1, 2, ...}. Three ids follow: another word, the beginning, the end.
-    length: Ids of a sentence that are used.
+    ids: {word: 1, 2, ...}. The three ids after the vocabulary are another word, the beginning and
+      the end.
+    length: The number of ids of a sentence that are used.
   """
   unknown, begin, end = len(ids) + 1, len(ids) + 2, len(ids) + 3
   tokens = np.zeros([len(sentences), length + 1], np.int32)
@@ -169,7 +171,7 @@ class WordLoss(tf.keras.losses.Loss):
 
 
 class WordAccuracy(tf.keras.metrics.Mean):
-  """Share of the words that are predicted; with `known`, of those with an id up to it."""
+  """Fraction of the words that are predicted; words with an id above `known` do not count."""
 
   def __init__(
       self, name: str = 'accuracy', known: Optional[int] = None, **kwargs: Any) -> None:

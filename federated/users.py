@@ -28,13 +28,14 @@ class Users:
   """Users, their examples, and how many of them a round uses.
 
   Args:
-    examples: {user: nest of arrays}, equally long along the leading axis; the
-      order of the users is kept. `from_sqlite`, `from_json_lines` and `from_rows` read
-      users whose examples do not fit into memory.
+    examples: `{user: nest of arrays}`, equally long along the leading axis. The order of the users
+      is kept. `from_sqlite`, `from_json_lines` and `from_rows` read users whose examples do not fit
+      into memory.
     batch_size: Examples per local step.
     epochs: Passes over a user's examples in a round.
-    max_examples: The largest number of examples of one user in a round, drawn again in every
-      round; None for all. It bounds the work of a user. Clipping bounds the influence.
+    max_examples: The largest number of examples of one user in a round; None for all. A user with
+      more examples gets a new random choice in every round. This bounds the time that a user takes.
+      Clipping bounds the influence.
   """
 
   def __init__(
@@ -77,7 +78,7 @@ class Users:
 
     Args:
       path: JSON lines, also .gz or .xz.
-      user: Name of the field with the user of a line, a text or a whole number.
+      user: Name of the field with the user of a line. Its value is a text or a whole number.
       preprocess: `{name: list of values} -> nest of arrays`, one example per line; by
         default an array of each.
       database: The SQLite file, `path` with '.sqlite' by default. It holds the users' data.
@@ -95,11 +96,11 @@ class Users:
       **sizes: int) -> Users:
     """Groups rows by a column of users.
 
-    Memory: 16 bytes per row besides the data and the users' ids.
+    Memory: It takes 16 bytes per row in addition to the data and the users' ids.
 
     Args:
       data: A data set of Hugging Face, a DataFrame of pandas, or `{column: array}`.
-      user: Name of the column of users, texts or whole numbers.
+      user: Name of the column of users. Its values are texts or whole numbers.
       preprocess: `{column: values} -> nest of arrays`, one example per row; by default an
         array of each.
       **sizes: `batch_size`, `epochs`, `max_examples`, as for `Users`.

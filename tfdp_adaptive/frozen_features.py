@@ -67,16 +67,17 @@ def features(
     data: Inputs, or a tuple `(x, y)` or `(x, y, sample_weight)`, as for `plan.batches`.
     batch_size: The number of records that the base takes at once. It does not change the features.
     views: How many random views of each record to compute. A Keras base is then called with
-      `training=True`, and its random layers draw a view anew; so may a function.
-    cache: A folder for the features. If it holds those of the same base and data, they are read
-      from there; a computation that was stopped goes on where it was. It holds values of
-      the private data in clear, in a folder that only you may read.
+      `training=True`, and its random layers draw a new view at every call. A function may draw
+      views, too.
+    cache: A folder for the features. If it holds the features of the same base and data, they are
+      read from it. A computation that was stopped resumes from it. It holds unprotected values of
+      the private data, in a folder that only you can read.
     name: For a function: its name and version, for the cache. Change it whenever the function
       changes.
 
   Returns:
     A `Features`: give it to `plan.batches(...)`, `tfdp.heads.least_squares(...)` or
-    `tfdp.estimates.second_moments(...)`. The ledger of the base is counted there.
+    `tfdp.estimates.second_moments(...)`. Models with these features count the ledger of the base.
 
   Raises:
     PrivacyError: If the base has weights that train, draws numbers, keeps data or mixes records.
@@ -124,8 +125,8 @@ def features(
 def join(base: Any, head: compat.Model) -> Any:
   """Returns the private model of a frozen base and the head that was trained on its features.
 
-  It shares the weights of both, and its ledger counts the runs of both. It is compiled anew to be
-  evaluated or trained.
+  It shares the weights of both, and its ledger counts the runs of both. Compile it to evaluate or
+  train it.
 
   Args:
     base: The Keras model that `tfdp.features` was given.

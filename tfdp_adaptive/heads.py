@@ -21,12 +21,12 @@ def least_squares(
   """Returns a Dense layer that fits targets to features by private least squares.
 
   The sums S of x x' and T of x y' are released once, by `tfdp.estimates.second_moments`. The
-  weights are V diag(1 / (max(w, 0) + r)) V' T, of the eigenvalues w and eigenvectors V of S. The
-  ridge r is a public constant, a share of the largest eigenvalue that noise alone would give S.
-  There is no clip norm of gradients, learning rate or number of steps to choose. It pays at small
-  epsilon, and where the number of records is far above the square of the number of features. Where
-  it is not, many steps of DP-SGD on the same features are better, and so may be a head that is
-  trained on a few public records alone.
+  weights are V diag(1 / (max(w, 0) + r)) V' T, where w are the eigenvalues of S and V its
+  eigenvectors. The ridge r is a public constant, a share of the largest eigenvalue that noise alone
+  would give S. There is no clip norm of gradients, learning rate or number of steps to choose. This
+  head is good at small epsilon, and if the number of records is far above the square of the number
+  of features. With fewer records, many steps of DP-SGD on the same features are better. A head that
+  is trained on a few public records alone may be better, too.
 
   Args:
     x: Features, as in `tfdp.estimates.second_moments`. Choose `bound` so that few are shortened.
@@ -35,8 +35,8 @@ def least_squares(
     noise_multiplier: Standard deviation of the noise in units of a record's sensitivity, > 0.
     target_delta: The delta of `target_epsilon`.
     bound: Largest norm of the features, > 0, from public knowledge.
-    constant: The constant feature behind the bias; 0 for a layer without bias. It should be
-      somewhat smaller than `bound`.
+    constant: The constant feature behind the bias; 0 for a layer without bias. It should be a
+      little smaller than `bound`.
     ridge: The share, > 0.
     name: Name of the layer.
     **more: Other arguments of `tfdp.estimates.second_moments`: `target_bound`, `classes`,
@@ -44,7 +44,7 @@ def least_squares(
 
   Returns:
     A built `keras.layers.Dense` without activation. For classes, its largest output is the
-    prediction. The ledger of every model with this layer has the cost.
+    prediction. The ledger of every model with this layer includes the cost.
 
   Raises:
     ValueError: For wrong arguments, or features whose targets are missing.

@@ -58,7 +58,7 @@ class WSConv2D(_Conv2D):
 
 
 def standardized(kernel: tf.Tensor, epsilon: float) -> Any:
-  """Returns `(u, r)`: filters of mean zero and norm one, and by what they were multiplied."""
+  """Returns (u, r): filters of mean zero and norm one, and their ratios to `kernel`."""
   axes = list(range(kernel.shape.rank - 1))
   centered = kernel - tf.reduce_mean(kernel, axes, keepdims=True)
   root = tf.math.rsqrt(tf.reduce_sum(tf.square(centered), axes, keepdims=True) + epsilon)

@@ -58,9 +58,9 @@ def tune(build: Build, space: Space, data: sources.Data,
       best = tfdp.tune(build, {'learning_rate': [.01, .03, .1]}, (x, y), plan,
                        validation=(x_held_out, y_held_out))
 
-  The noise of every run is the plan's, which is calibrated so that all runs together, their
-  number and their scores included, keep to one epsilon. So what the plan fixes (batch size,
-  steps, sampling, noise) is not tuned; learning rates, clip norms and models are.
+  Every run uses the noise of the plan. The plan is calibrated so that one epsilon covers all runs
+  together, with their number and their scores. You can therefore tune learning rates, clip norms
+  and models, but nothing that the plan fixes (batch size, steps, sampling, noise).
 
   Args:
     build: `(settings, plan) -> model`, a new private model, compiled with an optimizer of
@@ -68,18 +68,17 @@ def tune(build: Build, space: Space, data: sources.Data,
     space: A grid, `{name: values}`, or a list of settings. It must not depend on the data.
     data: The data, as for `plan.batches`.
     plan: With a `search`.
-    validation: `(x, y)` that score the runs; private, and disjoint from `data`, unless the
-      search has `score_noise=None`, which says that they are public. Their number is
-      treated as public.
+    validation: `(x, y)` that score the runs. They are private and disjoint from `data`. If the
+      search has `score_noise=None`, they are public. Their number is treated as public.
     score: `(model, x, y) -> [n]`, from 0 to 1 for each validation record, depending on that
       record and the model alone; higher is better. By default 1 where the largest output
       is the label's.
-    directory: Where an interrupted search is kept, so that the same call goes on, and its
-      result. Until the search has ended it is SECRET, every file of it. A run that was
-      interrupted starts from the beginning; what ended is not repeated.
+    directory: Folder for the result and for the state of the search. If a search was interrupted,
+      the same call resumes it. Until the search has ended, every file in it is SECRET. An
+      interrupted run starts from the beginning. Runs that ended are not repeated.
 
   Raises:
-    PrivacyError: If a run is not what the plan accounts for.
+    PrivacyError: If a run differs from what the plan accounts for.
   """
   if not isinstance(plan, plan_lib.PrivacyPlan) or plan.search is None:
     raise ValueError('`plan` must be a `tfdp.PrivacyPlan` with `search=tfdp.privacy.Search(...)`, '

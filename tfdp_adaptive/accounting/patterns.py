@@ -112,18 +112,17 @@ class CyclicPoisson(_Groups):
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(_Groups, _Drawn):
-  """Each record falls into one of `cycle` bins; step t uses bin t mod `cycle`, whole.
+  """Each record falls into one of `cycle` bins. Step t uses all records of bin t mod cycle.
 
   Attributes:
     cycle: Number of bins.
-    draws: None: with independent noise, under zero_out and add_remove, each record's bin
-      is a secret of its own, and its amplification is bounded exactly (`allocation`); so it
-      is, less tightly, for Toeplitz strategies without negative entries under zero_out. With
-      any other noise, no amplification is claimed. 0: none is ever claimed, and every pass
-      over the bins counts as one full participation. A number: for such correlated noise,
-      delta is also bounded from that many draws of the privacy loss (`monte_carlo`; arXiv
-      2410.06266), and the smaller bound counts. A million draws resolve a delta of about
-      1e-4, a hundred million one of 1e-6.
+    draws: None: with independent noise, under zero_out and add_remove, each record's bin is secret,
+      and its amplification is bounded exactly (`allocation`). There is also a looser bound for
+      Toeplitz strategies without negative entries under zero_out. With any other noise, no
+      amplification is claimed. 0: no amplification is claimed, and every pass over the bins counts
+      as one full participation. A number: for such correlated noise, delta is also bounded from
+      this number of draws of the privacy loss (`monte_carlo`; arXiv 2410.06266), and the smaller
+      bound counts. A million draws resolve a delta of about 1e-4, a hundred million one of 1e-6.
   """
 
   fixed_order: ClassVar = True
@@ -201,7 +200,7 @@ class BallsInBins(_Groups, _Drawn):
 
 @dataclasses.dataclass(frozen=True)
 class MinSeparation(_Drawn):
-  """Poisson sampling of the records that took no part in the last `min_sep - 1` steps.
+  """Poisson sampling among the records that were in none of the last `min_sep - 1` steps.
 
   Each record is drawn independently, from the stationary distribution: every step expects
   `batch_size` records (b-min-separation, arXiv 2602.09338). With `min_sep=1` it is
@@ -209,9 +208,9 @@ class MinSeparation(_Drawn):
 
   Attributes:
     min_sep: The least distance b between two steps of a record.
-    draws: See `BallsInBins`; amplifies Toeplitz strategies without negative entries and
-      with at most `min_sep` bands. 0: no amplification is claimed. Each epsilon takes some
-      100 ns per draw and step: a million draws of a thousand steps, minutes.
+    draws: As for `BallsInBins`. It amplifies Toeplitz strategies without negative entries and with
+      at most `min_sep` bands. 0: no amplification is claimed. Computing an epsilon takes about 100
+      ns per draw and step, so a million draws of a thousand steps take minutes.
   """
 
   pattern: ClassVar = 'gaps'

@@ -30,8 +30,8 @@ class Poisson(scheme.Sampling):
   """Every record takes part in every step independently, with probability q.
 
   Attributes:
-    sampling_probability: q. By default `batch_size / population_size`, which
-      needs a public population size; give it where that size is private.
+    sampling_probability: q. By default `batch_size / population_size`, which needs a public
+      population size. Give the probability if that size is private.
   """
 
   adjacencies: ClassVar[Tuple[str, ...]] = terms_lib.ADJACENCIES
@@ -148,10 +148,10 @@ class PoissonExamples(Poisson):
   point in different directions, sample whole users (`Poisson`).
 
   Attributes:
-    examples_per_user: m, the most examples of a user that can take part in a step. If a user has
+    examples_per_user: m, the largest number of examples of a user in one step. If a user has
       more, m of them are drawn when batches are made, and drawn again when a run is resumed. If
       examples have several owners (`plan.batches(data, users=ids)` with [n, owners] ids), examples
-      are left out until no user owns more. Who owns which example is then taken as public.
+      are left out until no user owns more than m. Who owns which example is then taken as public.
   """
 
   adjacencies: ClassVar[Tuple[str, ...]] = ('add_remove', 'zero_out')

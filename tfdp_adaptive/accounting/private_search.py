@@ -41,7 +41,7 @@ class Search:
       Poisson (most even and most expensive); other values give negative binomials. With Poisson
       there may be no run at all, and then nothing is released.
     score_noise: Standard deviation of the noise on a run's score, in records. The score is a sum
-      over PRIVATE validation records, each of which adds between 0 and 1. None if the scores are
+      over PRIVATE validation records, each of which adds between 0 and 1. None for scores that are
       computed on public data.
   """
 
@@ -73,8 +73,8 @@ class Search:
   def draw(self) -> int:
     """Draws a SECRET number of runs, from the operating system's entropy.
 
-    It inverts the distribution function; a logarithmic number is a geometric one, whose probability
-    to go on is drawn (Kemp, 1981). The number reveals more than the guarantee allows.
+    It inverts the distribution function. A logarithmic number is drawn as a geometric number with a
+    random parameter (Kemp, 1981). The guarantee does not cover publishing this number.
     """
     coin, other = (1 - secrets.SystemRandom().random() for _ in range(2))  # Both are in (0, 1].
     if self.shape == math.inf:

@@ -20,15 +20,14 @@ from tfdp_adaptive.accounting import scheme
 class RandomAllocation(scheme.Sampling):
   """Each record is in one batch of every `cycle`, drawn anew in each round (arXiv 2502.08202).
 
-  A round of `cycle` steps is one pass over the data: no record is left out, and none comes
-  twice. Which of the batches a record is in is a secret of its own, drawn independently of all
-  other records, so batch sizes vary as much as with Poisson sampling. It costs less than
-  Poisson sampling of the same rate.
+  A round of `cycle` steps is one pass over the data: every record is used exactly once. Each
+  record's batch is a secret, drawn independently of all other records. Batch sizes therefore vary
+  as much as with Poisson sampling. It costs less privacy than Poisson sampling at the same rate.
 
-  With `groups` p, records are split once into p groups of public members, and only every p-th
-  step of a round is open to a group. Two participations are then at least p steps apart, so with
-  banded noise of at most p bands the cost is that of independent noise in rounds of b / p steps
-  (as for `CyclicPoisson`, arXiv 2306.08153, Theorem 4).
+  With p `groups`, records are split once into p groups whose members are public. A group can take
+  part in every p-th step of a round only. Two participations are then at least p steps apart. With
+  banded noise of at most p bands, the cost equals that of independent noise in rounds of b / p
+  steps (as for `CyclicPoisson`, arXiv 2306.08153, Theorem 4).
 
   Attributes:
     cycle: Number b of steps in a round.
@@ -98,7 +97,7 @@ class RandomAllocation(scheme.Sampling):
       yield by_place[ends[place - 1] if place else 0:ends[place]]
 
   def group_of(self, size: int) -> np.ndarray:
-    """Returns [size] numbers of the groups of records."""
+    """Returns [size] group numbers, one for each record."""
     return scheme.public_order(0, size) % self.groups
 
   def describe(self, plan: terms_lib.Terms) -> str:
@@ -115,11 +114,10 @@ class FixedOrder(scheme.Sampling):
   """Every epoch has the same batches in the same order. The last batch may be smaller.
 
   Two participations of a record are exactly an epoch apart. No amplification.
-  Adding a record would move all later ones, so add_remove is refused.
+  Adding a record would shift all later records, so add_remove is refused.
 
   Attributes:
-    shuffle_seed: The public seed of the one permutation used; None keeps the
-      order of the data.
+    shuffle_seed: The public seed of the single permutation; None keeps the order of the data.
   """
 
   adjacencies: ClassVar = ('zero_out', 'replace')

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling schemes: how the records of each step are chosen, and the privacy of that choice.
 
-A scheme is a public constant. It knows the adjacencies for which it can be accounted, whether it
+A scheme is a public constant. It states the adjacencies it can be accounted for, whether it
 amplifies privacy, and how often and how far apart a record takes part. It also draws the batches,
 so the run is the one that is accounted for.
 
 Random numbers come from the operating system whenever `index_batches` is called, so a second call
-never repeats the first. Orders and groups that must stay the same over a whole run, also a resumed
-one, are public. The privacy does not depend on them.
+never repeats the first. Some orders and groups must stay the same over a whole run, even if it is
+resumed. These are public. The privacy does not depend on them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Epochs:
   """A number of steps, given as passes over the data: `PrivacyPlan(steps=Epochs(3), ...)`.
 
   Attributes:
-    epochs: The number of passes. Each has the whole number of steps that is nearest to the number
-      of records divided by the batch size, as `fit(epochs=..., steps_per_epoch=...)` takes them.
+    epochs: The number of passes. Each pass has the whole number of steps that is nearest to the
+      number of records divided by the batch size, as `fit(epochs=..., steps_per_epoch=...)` needs.
   """
 
   epochs: float

@@ -31,22 +31,22 @@ class Sampling(abc.ABC):
   """A batch selection scheme.
 
   Attributes:
-    adjacencies: The adjacencies that it can be accounted for.
-    amplified: Whether its randomness may be claimed to amplify privacy; if not,
-      every participation is counted in full.
+    adjacencies: The adjacencies that the scheme can be accounted for.
+    amplified: Whether amplification by sampling may be claimed. If not, every participation is
+      counted in full.
     drawn_each_step: Whether batches are drawn at every step, independently of earlier steps.
     fixed_order: Whether all participations of a record are multiples of the
       least distance apart: it has one place in every epoch.
     amplifies: For which noise, in words.
     by_example: Whether single examples are drawn and clipped where the unit is a user.
-    renyi: Whether Renyi divergences of its amplification are known.
-    pattern: How batches are random: 'steps' (each by itself, within a record's turn), 'gaps' (a
-      random first step, then random gaps) or 'rounds' (one step in every round).
-    cycle: The number of steps after which it is a record's turn again.
-    max_batch_size: The size to which larger batches are cut, if any.
-    examples_per_user: The most examples of a user in a step.
-    sampling_probability: The probability of a record, if it was given.
-    draws: The number of draws that bound the privacy loss; 0 or None if nothing is drawn.
+    renyi: Whether the Renyi divergences under this sampling are known.
+    pattern: The kind of randomness: 'steps' (every step is drawn independently, within a record's
+      turn), 'gaps' (a random first step, then random gaps) or 'rounds' (one step in every round).
+    cycle: The number of steps between two turns of a record.
+    max_batch_size: The largest size of a batch, if larger batches are cut.
+    examples_per_user: The largest number of examples of a user in one step.
+    sampling_probability: The probability with which a record is drawn, if it was given.
+    draws: The number of random draws that bound the privacy loss; 0 or None without such draws.
   """
 
   adjacencies: ClassVar[Tuple[str, ...]] = terms_lib.ADJACENCIES
@@ -63,7 +63,7 @@ class Sampling(abc.ABC):
   sampling_probability = None  # type: Optional[float]
 
   def check(self, plan: terms_lib.Terms) -> None:
-    """Raises unless `plan`'s population and batch size fit this scheme."""
+    """Raises if the plan's population and batch size do not fit this scheme."""
     population(plan)
 
   @abc.abstractmethod
@@ -90,7 +90,7 @@ class Sampling(abc.ABC):
 
   def event(self, plan: terms_lib.Terms, steps: int,
             noise_multiplier: float) -> Optional[dp_accounting.DpEvent]:
-    """Returns the event of `steps` steps, if amplified other than by Poisson sampling.
+    """Returns the privacy event of `steps` steps, for amplification other than by Poisson sampling.
 
     Args:
       plan: The plan that uses this sampling.
@@ -102,15 +102,15 @@ class Sampling(abc.ABC):
 
   @property
   def most_bands(self) -> int:
-    """The most bands of C whose noise it amplifies, of `BandedToeplitz` mechanisms."""
+    """The largest number of bands of `BandedToeplitz` noise that this sampling amplifies."""
     return 1
 
   def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    """Whether privacy with the mechanism's noise may be claimed to be amplified."""
+    """Whether amplification may be claimed for the mechanism's noise."""
     return self.amplified and mechanism.bands is not None and mechanism.bands <= self.most_bands
 
   def claims(self, plan: terms_lib.Terms) -> bool:
-    """Whether the amplification of this plan's noise is claimed."""
+    """Whether amplification is claimed for this plan's noise."""
     return self.amplified_noise(plan.mechanism)
 
   @abc.abstractmethod

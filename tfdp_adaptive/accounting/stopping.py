@@ -28,7 +28,7 @@ class Looks:
 
   Attributes:
     steps: Ascending numbers of steps, such as the ends of epochs.
-    total: Those of them at which the planned total is stated, usually the late ones.
+    total: The steps among them at which the planned total is stated, usually the late ones.
 
   Examples:
     >>> import tfdp_adaptive as tfdp
@@ -57,12 +57,12 @@ class Looks:
 
   @classmethod
   def every(cls, interval: int, plan: terms_lib.Terms, total_from: float = 0.5) -> 'Looks':
-    """Returns looks after every `interval` steps of a plan, and after the last.
+    """Returns looks after every `interval` steps of a plan, and after the last step.
 
     Args:
       interval: Steps between looks, such as `steps_per_epoch`.
       plan: A `PrivacyPlan`.
-      total_from: The fraction of the plan's steps from which on the total is stated.
+      total_from: The fraction of the plan's steps after which the planned total is stated.
     """
     checks.whole(interval=interval)
     steps = sorted({*range(interval, plan.steps, interval), plan.steps})
@@ -71,7 +71,7 @@ class Looks:
   def epsilon(self, plan: terms_lib.Terms, stopped: int, accountant: str = 'pld') -> float:
     """Returns epsilon at the plan's `target_delta`, of a run that stopped after a look.
 
-    It holds whatever decided to stop there: anything that was released up to then.
+    It holds for any decision to stop that was based on releases up to then.
 
     Args:
       plan: A `PrivacyPlan`.
@@ -83,7 +83,7 @@ class Looks:
         cost.event(plan, counted), fraction * plan.target_delta, accountant, cost.relation(plan))
 
   def next(self, done: int) -> int:
-    """Returns the first look after so many steps, or at them."""
+    """Returns the first look at or after a number of steps."""
     later = [step for step in self.steps if step >= done]
     if not later:
       raise ValueError('A run with looks must stop at the last of them, after '

@@ -30,24 +30,23 @@ def choose(plan: privacy.PrivacyPlan, *, memory: int = 32, workload: workload_li
   """The mechanism with the least error that the plan's sampling can account for.
 
   * Poisson sampling amplifies independent noise only.
-  * Cyclic Poisson sampling amplifies banded noise with at most `cycle` bands,
-    at the same cost for any number of them: as many as memory allows. So do
-    `MinSeparation` and `BallsInBins` with `draws`, at a cost that grows with them.
-  * Without amplification noise may be correlated over all steps: a BLT with as
-    many buffers as gain 1% each, unless a banded mechanism is better for the
-    plan's participation by more than that.
-  * If memory allows no buffer, a banded inverse. It draws earlier rows again from their keys.
+  * Cyclic Poisson sampling amplifies banded noise with at most `cycle` bands. All numbers of bands
+    cost the same, so the choice is as many as memory allows. `MinSeparation` and `BallsInBins` with
+    `draws` amplify it too, but more bands cost more.
+  * Without amplification, noise may be correlated over all steps. The choice is then a `BLT`, to
+    which buffers are added while each one gains 1%. A banded mechanism is chosen if it is more than
+    1% better.
+  * If memory allows no buffer, the choice is a banded inverse. It draws earlier rows again from
+    their keys.
 
   Args:
-    plan: A `PrivacyPlan` (its own mechanism is not looked at): `steps`,
-      `sampling` and `participation()` are read.
-    memory: Rows of the model's size that the noise may keep between steps.
+    plan: A `PrivacyPlan`. Its steps, sampling and participations count; its own mechanism does not.
+    memory: Number of copies of the weights that the noise may keep between steps.
     workload: A `Workload`; None for prefix sums (SGD with a constant rate).
     objective: 'mean', 'max' or 'last', the error to minimize.
 
   Returns:
-    A mechanism for `dataclasses.replace(plan, mechanism=...)`; its `reason`
-    says why, in a sentence or two.
+    A mechanism for `dataclasses.replace(plan, mechanism=...)`. Its `reason` explains the choice.
   """
   check(plan, memory, objective)
   design: Dict[str, Any] = dict(workload=workload, objective=objective)

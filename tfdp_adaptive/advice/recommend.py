@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tfdp.recommend`: the best that a model can be at an epsilon, tried on public examples."""
+"""`tfdp.recommend`: tries on public examples how good a model can be at an epsilon."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def recommend(
   model is, with inputs scaled or whitened by public statistics, from weights that were trained on
   the public examples, and of the last layer alone; and outputs that are calibrated on the public
   examples afterwards. It tries DP-SGD, DP-Adam, scale-then-privatize and DP-KFC, clip norms,
-  learning rates, schedules and correlated noise. Nothing private is proposed that is not better
-  than the public examples alone by more than the error of the comparison.
+  learning rates, schedules and correlated noise. Private training is proposed only if it beats the
+  public examples alone by more than the error of the comparison.
 
   Args:
-    model: A Keras model with the weights that training starts from. It stays as it is until
-      `found.model` is read.
-    public: PUBLIC examples `(x, y)`, 20 or more; a few hundred are better. None for a guess from
-      `gradient_norm`.
+    model: A Keras model with the weights that training starts from. It does not change until you
+      read `found.model`.
+    public: PUBLIC examples `(x, y)`, 20 or more; a few hundred are better. None for a rough guess
+      from `gradient_norm`.
     loss: As in `compile`; by default that of the compiled model.
-    metrics: As in `compile`. The first one judges, and the loss where two settings are level.
-    population_size: Number N of private examples (users), public.
+    metrics: As in `compile`. The first metric decides. If two settings are equal, the loss decides.
+    population_size: Number N of private examples (users), which is taken as public.
     target_epsilon: Epsilon of the plan.
     target_delta: None for the largest power of ten below 1 / N.
     batch_size: Expected batch size. By default a tenth of N or more.
@@ -65,11 +65,11 @@ def recommend(
     sampling: The sampling scheme, if you cannot choose it; as in `PrivacyPlan`.
     mechanism: The noise, if you cannot choose it.
     gradient_norm: Without public examples: the typical norm of a gradient, for example of
-      made-up examples in the units of the real ones. The guess was up to 1.5 times worse than
+      made-up examples in the units of the real ones. Such a guess had up to 1.5 times the loss of
       settings that were tried on 300 public examples.
-    seed: Fixes what is drawn in the search. The same seed gives the same answer, unless the
-      machine is so slow that `seconds` end the search earlier.
-    verbose: 0 prints no line of progress.
+    seed: Fixes the random numbers of the search. The same seed gives the same answer, unless the
+      time limit (`seconds`) ends the search earlier.
+    verbose: 0 prints no progress.
     **fields: Other fields of the plan, such as `adjacency` or `unit`, but no clip norm.
 
   Returns:

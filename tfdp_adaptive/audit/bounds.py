@@ -31,8 +31,8 @@ def one_run_epsilon(
 
   Args:
     correct: Right guesses.
-    guesses: All guesses; their number is chosen without looking at the truth.
-    canaries: All coins, those not guessed on included.
+    guesses: The number of guesses, chosen without looking at the truth.
+    canaries: The number of all canaries, with those that no guess was made for.
     delta: In [0, 1).
     confidence: In (0, 1).
   """
@@ -55,15 +55,14 @@ def one_run_gaussian_epsilon(
   """Returns the largest epsilon that right guesses refute for a Gaussian mechanism.
 
   Mahloujifar, Melis, Chaudhuri (2024), arXiv:2410.22235: much closer than
-  `one_run_epsilon`, because the claim says more. What is refuted is Gaussian
-  differential privacy, the whole trade-off curve of a Gaussian mechanism whose
-  epsilon is the result. A claim of another shape, such as one amplified by
-  sampling, is not refuted by it.
+  `one_run_epsilon`, because the claim says more. The result refutes Gaussian differential privacy,
+  which is the whole trade-off curve of a Gaussian mechanism with this epsilon. It does not refute a
+  claim with another trade-off curve, such as one amplified by sampling.
 
   Args:
     correct: Right guesses.
-    guesses: All guesses; their number is chosen without looking at the truth.
-    canaries: All coins, those not guessed on included.
+    guesses: The number of guesses, chosen without looking at the truth.
+    canaries: The number of all canaries, with those that no guess was made for.
     delta: In (0, 1), where epsilon is read off the curve.
     confidence: In (0, 1).
   """
@@ -123,9 +122,9 @@ def provable_epsilon(canaries: int, delta: float = 0.0, confidence: float = 0.95
 
 def canaries_to_refute(
     epsilon: float, delta: float = 0.0, confidence: float = 0.95) -> Optional[int]:
-  """Returns the least power of two of canaries whose perfect guesses refute `epsilon`, or None.
+  """Returns how many canaries, a power of two, refute `epsilon` if all guesses are right; or None.
 
-  It tries up to 2^16. With more canaries delta allows for more luck, too.
+  It tries up to 2^16. With more canaries, `delta` also allows more lucky guesses.
   """
   for power in range(1, 17):
     if provable_epsilon(2**power, delta, confidence) > epsilon:
@@ -159,8 +158,9 @@ def gaussian_estimate(
     included: np.ndarray, excluded: np.ndarray, delta: float, confidence: float = 0.95) -> Estimate:
   """Estimates epsilon of the Gaussian mechanism that explains the scores.
 
-  Assumes independent scores that are normal, of unit noise, so that their difference
-  is mu. Other records may widen them: the standard error is the scores' own.
+  Assumes that scores are independent and normal with unit variance, and that included canaries
+  score higher by mu on average. The influence of other records may widen the scores, so the
+  standard error is computed from the scores themselves.
 
   Args:
     included: Scores of the canaries that were in.

@@ -55,7 +55,8 @@ class Report:
     canaries: Number of coins.
     guesses: Number of canaries that were guessed on in the best attempt.
     correct: How many guesses were right.
-    provable: The bound if every guess had been right: what these canaries can prove.
+    provable: The bound if every guess had been right, which is the most that these canaries can
+      prove.
     auc: Probability that an included canary scores above one left out; 0.5 is
       chance.
     scores: [canaries]; high where the model seems to know the canary.
@@ -113,14 +114,14 @@ def foresight(canaries: int, claimed: float, delta: float, confidence: float = 0
 def insert(
     data: Any, indices: _Indices, *, labels: Any = None,
     seed: Optional[int] = None) -> Canaries:
-  """Makes the records at `indices` canaries: wrong labels, and a fair coin each.
+  """Gives the records at `indices` wrong labels, and includes each with probability one half.
 
   Args:
     data: `(x, y)` of arrays; x may be nested.
     indices: [count] records to use; their true labels are not used any more.
-    labels: [count, ...] labels for them; by default the labels of these records
-      in another order, which a model can only know by heart.
-    seed: For tests only; the coins are the operating system's otherwise.
+    labels: [count, ...] labels of the canaries. By default, the labels of these records are
+      shuffled, so a model can only memorize them.
+    seed: For tests only. By default the operating system's randomness draws the coins.
   """
   x, y = data
   y = np.array(y)
@@ -141,7 +142,7 @@ def insert(
 
 def loss_scores(
     model: compat.Model, x: Any, y: np.ndarray, before: Optional[np.ndarray] = None) -> np.ndarray:
-  """Minus the loss of every record [n]; its fall from `before` if given."""
+  """Returns minus the loss of every record, [n], less the scores `before` if given."""
   loss = model.loss if callable(model.loss) else compat.keras.losses.get(model.loss)
   outputs = model.predict(x, verbose=0)
   values = np.asarray(getattr(loss, 'call', loss)(np.asarray(y), outputs))
@@ -163,7 +164,8 @@ def run(
       has `plan`.
     data: `(x, y)`, as many records as the plan's population.
     plan: An example-level `PrivacyPlan`.
-    indices: Records to make canaries of; all by default, at most 1000 at random.
+    indices: The records that become canaries. By default, all records up to 1000, else 1000 at
+      random.
     labels: See `insert`.
     score: `(model, x, y) -> [n]`, larger where the model seems to know a
       record; the fall of the loss during training by default.
@@ -172,8 +174,8 @@ def run(
     **fit: Further arguments of `model.fit`, such as `verbose`.
 
   Returns:
-    A `Report`. The bound holds for the final model; an attacker who sees all
-    intermediate ones is as the plan accounts for.
+    A `Report`. The bound holds for the final model. An attacker who sees all intermediate models
+    may do better, up to the plan's epsilon.
   """
   bounds.check_confidence(confidence)
   if plan.unit != 'example':
@@ -201,8 +203,8 @@ def report(
     confidence: float = 0.95) -> Report:
   """Returns the bound that scores prove.
 
-  Guesses "in" for the highest scores and "out" for as many of the lowest, for
-  a few numbers of guesses; the confidence is divided between these attempts.
+  It guesses "in" for the highest scores and "out" for as many of the lowest. It tries a few numbers
+  of guesses and divides the confidence between these attempts.
   """
   bounds.check_confidence(confidence)
   scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)

@@ -20,7 +20,7 @@ _LEAST = 1e-6  # Standard deviation; below it, scores are equal.
 
 
 class ShadowReport(NamedTuple):
-  """The result of the attack on all models, each attacked with the help of the others.
+  """The result of the attack on all models. Each model is attacked with the help of the others.
 
   Attributes:
     false_positive_rates: [n], ascending.

@@ -64,8 +64,8 @@ class WhiteBoxReport:
     change: `changes.Change`.
     noise: `noise_rows.Noise`.
     batches: `batch_distribution.BatchTest`, or None if there was no plan to compare with.
-    canaries: `bounds.Guesses`; None of a model of one's own.
-    writes: `writes.Writes`; None of a query, which leaves its releases only.
+    canaries: `bounds.Guesses`; None for a model of your own.
+    writes: `writes.Writes`; None for a query, which leaves nothing but its releases.
     seconds: The duration of the audit.
   """
 
@@ -88,7 +88,7 @@ class WhiteBoxReport:
 
   @property
   def vacuous(self) -> bool:
-    """Whether nothing could have come out that refutes a finite claim."""
+    """Whether no result of this audit could have refuted a finite claim."""
     return not self.findings
 
   def to_dict(self) -> dict:
@@ -122,16 +122,16 @@ def white_box(
   An optimizer trains a small model of the audit, whose gradients can be chosen. The training
   step, clipping engine, noise and rule are the real ones. A record of a query is the update of
   a user, so the audit of a query covers federated users. Your own model is audited with your
-  records, and with larger ones. Their gradients cannot be chosen, so there are no canaries (use
-  `tfdp.audit.run` for canaries). The audit does not change the model.
+  records, and with enlarged copies of them. Their gradients cannot be chosen, so there are no
+  canaries (use `tfdp.audit.run` for canaries). The audit does not change the model.
 
   Args:
     subject: A private optimizer that no model has used yet, such as
       `tfdp.DPAdam(plan=plan)`, a `tfdp.queries.RuleQuery`, or, with `data`, a compiled
       private model.
     data: `(x, y)` of arrays, the records of your own model. A hundred are enough.
-    plan: The claim, if the subject has no plan. Without either, the audit uses the noise
-      multiplier and batch size of the subject, full batches and a dozen steps.
+    plan: The claim, if the subject has no plan. Without a plan, the audit uses the noise multiplier
+      and batch size of the subject, full batches and a dozen steps.
     epsilon: The claim to be refuted, instead of the plan's.
     delta: The delta of the claim.
     confidence: The probability that a correct claim is not refuted.

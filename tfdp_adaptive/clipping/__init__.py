@@ -4,8 +4,8 @@
 `Hard()`, `AutoS()`, `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like are ways of clipping, for
 the argument `clipping` of every optimizer.
 
-`register` teaches the book-keeping engine a layer of your own; its function yields
-`explicit` gradients, or an `Outer` product of inputs and cotangents:
+`register` adds a layer of your own to the book-keeping engine. The registered function yields
+explicit gradients, or an `Outer` product of inputs and cotangents:
 
     @tfdp.clipping.register(MyScale)
     def my_scale(layer, call, cotangents):

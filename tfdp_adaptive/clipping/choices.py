@@ -79,13 +79,14 @@ class Slack(_Following):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Automatic(Clipping):
-  """Adapts the clip norm to a high quantile, from 1; the default without a clip norm.
+  """Adapts the clip norm to a high quantile, from 1 on. It is the default without a clip norm.
 
-  It moves fast, at any noise, as part of the same release and of its cost. Gradients are divided by
-  the clip norm, so that a learning rate suits gradients of any size: DP-SGD moves the weights by at
-  most the learning rate per step, besides the noise. On seven tasks at two epsilons, with the best
-  learning rate each, DP-SGD and DP-Adam were 2% better and 9% worse than with the best constant
-  clip norm; with clip norm 1 they were 27% and 51% worse (`benchmarks/evidence/clip_defaults.py`).
+  The clip norm adapts within a few steps at every noise level, as part of the same release and of
+  its cost. Gradients are divided by the clip norm, so one learning rate suits gradients of any
+  size. Apart from the noise, DP-SGD moves the weights by at most the learning rate per step. On
+  seven tasks at two epsilons, with the best learning rate each, DP-SGD and DP-Adam were 2% better
+  and 9% worse than with the best constant clip norm; with clip norm 1 they were 27% and 51% worse
+  (`benchmarks/evidence/clip_defaults.py`).
 
   Attributes:
     quantile: The fraction of examples that should be within the clip norm.

@@ -29,7 +29,7 @@ def check(layer: compat.Layer, *args: trees.Tree, **kwargs: trees.Tree) -> float
   A first step does the same for every layer whose rule you registered.
 
   Args:
-    layer: A layer with a registered rule. It is built if it is not.
+    layer: A layer with a registered rule. The layer is built if it is not built yet.
     *args: Its inputs, with at least two examples along the first axis.
     **kwargs: Further arguments of its call.
 
@@ -38,7 +38,7 @@ def check(layer: compat.Layer, *args: trees.Tree, **kwargs: trees.Tree) -> float
 
   Raises:
     PrivacyError: If a gradient of the rule is wrong.
-    ValueError: If the layer has no rule that can be used, or no weight that trains.
+    ValueError: If the layer has no usable rule, or no trainable weight.
 
   Examples:
     >>> check(compat.keras.layers.Dense(2), np.ones([3, 4], np.float32)) < 1e-6

@@ -48,7 +48,7 @@ class Explanation(NamedTuple):
   engine: str  # Name of the engine, not 'auto'.
   reason: str  # Why no faster engine is possible, or ''.
   batch_size: int
-  scaled: bool  # Whether records are clipped in a geometry.
+  scaled: bool  # Whether gradients are rescaled before clipping.
   budget: int  # Bytes of gradients of single examples that are formed at once.
   layers: Tuple[Layer, ...]
   open_inputs: str = ''  # Shapes of inputs with open axes, whose sizes are known in training.
@@ -81,17 +81,17 @@ def explain_clipping(
     model: compat.Model, x: trees.Tree = None, *, batch_size: Optional[int] = None,
     scaled: Optional[bool] = None, rule: Optional[contract.Rule] = None,
     engine: Optional[str] = None) -> Explanation:
-  """Reports how each layer of a model is clipped, and why by this engine.
+  """Reports how each layer of a model is clipped, and why this engine was chosen.
 
   Nothing is run: the model is traced.
 
   Args:
     model: A built Keras model, private or not.
-    x: Nest of inputs with the batch as first axis, arrays or `tf.TensorSpec`s. By default, the
+    x: Inputs whose first axis is the batch, a nest of arrays or `tf.TensorSpec`s. By default, the
       inputs that the model was trained on, or else its own input specification. Needed before the
       first private step of subclassed models, and of models whose inputs have open axes.
     batch_size: Examples in a batch. By default that of the private optimizer, of `x`, or 32.
-    scaled: Whether records are clipped in a geometry. By default, the rule decides.
+    scaled: Whether gradients are rescaled before clipping. By default, the rule decides.
     rule: A `tfdp.rules` rule. By default that of the model's private optimizer, or DP-SGD.
     engine: As for the optimizers. By default that of the model's private optimizer, or 'auto'.
 
@@ -99,7 +99,7 @@ def explain_clipping(
     An `Explanation`; `print` it.
 
   Raises:
-    ValueError: If an argument is not of this kind, or the model is not built.
+    ValueError: If an argument has another type, or if the model is not built.
   """
   if not isinstance(model, compat.keras.Model):
     raise ValueError('`model` must be a Keras model. '

@@ -139,7 +139,7 @@ class Outer(protocol.Factor):
     inputs: [n, T, d].
     cotangents: [n, T, p], gradients of the loss by the product.
     shape: The variable's shape.
-    axes: Order of the variable's axes in which it is a [d, p] matrix.
+    axes: The order of the variable's axes that makes it a [d, p] matrix.
   """
 
   inputs: Any

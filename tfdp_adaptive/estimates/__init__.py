@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Private estimates before training, with their own budget.
 
-Only the privatizer and this package add noise to values computed from records. The cost of an
-estimate comes on top of the cost of training.
+This package and the optimizers' noise (`privatizer`) are the only code that adds noise to values
+computed from records. The cost of an estimate comes on top of the cost of training.
 """
 
 from tfdp_adaptive.estimates.adaptation import adapt as adapt

@@ -48,7 +48,7 @@ def adapt(
     bound: Largest size of a value, > 0: a number or [d]. Public: do not compute it from `data`.
     size: Most words of the vocabulary.
     words_per_record: The number of different words that a record may vote for.
-    target_delta: The delta at which the ledger states epsilon if nothing else is in it.
+    target_delta: The delta at which the ledger states epsilon if it has no other entry.
     delta: Probability that a word of a single record is released. It is a part of the ledger's
       delta, which must be larger.
     adjacency: 'zero_out' or 'add_remove'. It must be the same as in the plan of the training.
@@ -58,7 +58,7 @@ def adapt(
     seed: For tests only.
 
   Returns:
-    The ledger of this cost. It is also part of the ledger of every model with this layer.
+    The ledger of this cost. The ledger of every model with this layer has it, too.
 
   Raises:
     ValueError: For layers without a private form, missing arguments or a wrong shape.

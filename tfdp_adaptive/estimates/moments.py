@@ -143,14 +143,14 @@ def second_moments(
     share: float = 0.65, nonnegative: bool = False, adjacency: str = 'zero_out',
     unit: str = 'example', population_size: Optional[int] = None,
     seed: Optional[int] = None) -> SecondMoments:
-  """Releases the sums of x x' and x y' over all records once, with one epsilon for both.
+  """Releases the sums of x x' and x y' over all records, once. One epsilon covers both sums.
 
   Features longer than `bound` are shortened to it, and targets to `target_bound`. A record with a
   number that is not finite counts as an empty record.
 
   Args:
-    features: [n, d] numbers; [n, views, d], several views of each record, over which a record's
-      products are averaged; or `tfdp.features(...)`, which may hold the targets, too.
+    features: [n, d] numbers; [n, views, d], several views of each record, whose products are
+      averaged; or `tfdp.features(...)`, which may hold the targets, too.
     targets: [n] integers, which are classes; [n] or [n, k] numbers; or None.
     noise_multiplier: Standard deviation of the noise in units of a record's sensitivity, > 0; or
     target_epsilon: The epsilon that decides it.
@@ -158,9 +158,11 @@ def second_moments(
     bound: Largest norm of the features, > 0. Public: do not compute it from the data.
     constant: A feature to add to every record, for the bias of a layer; 0 for none.
     target_bound: Largest norm of targets, > 0. That of classes is one.
-    classes: The number of classes; by default the largest class and one, which is taken as public.
+    classes: The number of classes. By default it is one more than the largest class, which is then
+      taken as public.
     share: Fraction a^2 of the privacy budget for x x', in (0, 1). The rest is for x y'.
-    nonnegative: Whether negative features count as zero. Under 'replace' this needs less noise.
+    nonnegative: Whether negative features are set to zero. Under 'replace', features without
+      negative values need less noise.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
     unit: 'example' or 'user': what one record is.
     population_size: Under 'add_remove', a public number close to the number of records.

@@ -14,7 +14,7 @@ from tfdp_adaptive import checks
 def private_stddevs(
     records: np.ndarray, *, scale: float, moment_ratio: float, target_epsilon: float,
     target_delta: float, rng: Optional[np.random.Generator] = None) -> np.ndarray:
-  """Estimates root mean squares of coordinates privately, within a factor of two.
+  """Privately estimates the root mean square of every coordinate, within a factor of two.
 
   Algorithm 3 of Asi et al. (2021) with its threshold on the scale of standard
   deviations and with exactly calibrated noise. The constants of the paper are not

@@ -25,12 +25,12 @@ from tfdp_adaptive.accounting import cost
 
 
 class PrivateVocabulary(NamedTuple):
-  """Words that may be published, and their cost.
+  """Words that may be published, and the privacy that they cost.
 
   Attributes:
     words: The words, most frequent first. `epsilon` states their privacy.
-    noise_multiplier: Noise multiplier of the counts, whose sensitivity is one.
-    delta: Probability that a word of one user alone is released.
+    noise_multiplier: Noise multiplier of the counts, which have sensitivity one.
+    delta: Probability that a word that only one user has is released.
   """
 
   words: Tuple[str, ...]
@@ -73,9 +73,9 @@ def private_vocabulary(
     words_of_users: {user: all words of that user, with repetitions}.
     size: Most words to keep.
     noise_multiplier: Noise standard deviation of the counts.
-    delta: Probability that words of a single user are released; adds to the plan's delta.
-    words_per_user: How many different words a user may vote for. The user's most frequent
-      words are taken.
+    delta: Probability that a word that only one user has is released. It adds to the plan's delta.
+    words_per_user: The number of different words that a user may vote for. Each user votes for the
+      most frequent of their words.
     seed: For tests only.
 
   Returns:

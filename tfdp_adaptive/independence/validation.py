@@ -68,19 +68,19 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def validate_model(model: compat.Model, x: trees.Tree = None) -> None:
-  """Checks that what every example contributes depends on that example alone.
+  """Checks that the gradient of every example depends on that example alone.
 
-  Structurally (batch normalization, activity regularizers, stateful layers), and by
-  values: in inference mode the output of an example must not move when another joins
-  the batch; in training mode neither outputs nor gradients of examples may, whatever
-  the others are; and no step may write data into variables or tables, wherever they
-  are kept. Models of which a step takes one example at a time anyway are checked for
-  writes alone. What Python code does with data (`tf.py_function`, `tf.print`) is not seen.
+  It looks at the structure (batch normalization, activity regularizers, stateful layers), and
+  compares values. In inference mode, the output of an example must not change when another example
+  joins the batch. In training mode, neither outputs nor gradients of an example may depend on the
+  others. No step may write data into variables or tables, wherever they are kept. If a step takes
+  one example at a time anyway, only writes are checked. What Python code does with data
+  (`tf.py_function`, `tf.print`) is not seen.
 
   Args:
     model: A built Keras model.
-    x: Inputs for the probe, at least two examples, or their specs; made up from
-      the model's own input specification where it has one.
+    x: Inputs for the check, at least two examples, or their specs. By default, inputs are made up
+      from the model's input specification, if it has one.
 
   Raises:
     PrivacyError: Naming every problem found.

@@ -30,16 +30,16 @@ _REFUSED = {
 
 @dataclasses.dataclass(frozen=True)
 class Performance:
-  """Settings of speed and memory: whatever they are, the steps are the same but for rounding.
+  """Settings of speed and memory. They do not change the steps, except for rounding.
 
   Attributes:
-    engine: How gradients are clipped: 'bookkeeping', 'layered' (every record's gradient,
-      for projections that need it), 'materialized' (by vectorizing the whole model), 'loop'
-      (one example after the other), or 'auto', the fastest that can do it for the model;
-      `tfdp.explain_clipping` says which, and why.
-    memory_budget: Bytes that working on a chunk of a batch may take (an estimate from the
-      traced computation; weights, optimizer state and the batch itself come on top). The
-      largest chunks that fit are used. None: the whole batch at once.
+    engine: How gradients are clipped: 'bookkeeping', 'layered' (every record's gradient, for
+      projections that need it), 'materialized' (by vectorizing the whole model), 'loop' (one
+      example after the other), or 'auto', the fastest one that works for the model.
+      `tfdp.explain_clipping` says which one that is, and why.
+    memory_budget: Bytes that the work on one chunk of a batch may take. This is an estimate from
+      the traced computation. Weights, optimizer state and the batch itself need more. The largest
+      chunks that fit are used. None means the whole batch at once.
     accumulation_steps: Instead of a budget, a number of equal chunks; noise is drawn once per
       batch.
   """

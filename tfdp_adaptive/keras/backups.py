@@ -35,10 +35,10 @@ _OF_A_VARIABLE = 2048  # Bytes that a file has besides its values, at the most.
 class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
   """`keras.callbacks.BackupAndRestore` that survives `kill -9` while it writes.
 
-  A backup is written beside the last one, and takes its place at once, when it is on disk.
-  It holds the optimizer's state, which is SECRET: the folder is made for its owner only.
-  Of several workers of a strategy the chief alone writes and reads the folder, and the others
-  get what it restores through the strategy.
+  A backup is written beside the last one. Once it is on disk, it replaces the last one in one
+  operation. It holds the optimizer's state, which is SECRET: the folder is made for its owner only.
+  With several workers, only the chief writes and reads the folder. The other workers get the
+  restored values through the strategy.
 
   Args:
     backup_dir: Folder of this run alone.
@@ -49,8 +49,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
   Raises:
     ValueError: From `fit`, for a model that is not built, if another process uses the folder, or
       if a file of the backup was changed.
-    PrivacyError: From `fit`, if the backup is of a run by another plan, or on other records where
-      their order counts.
+    PrivacyError: From `fit`, if the backup belongs to a run with another plan, or with other
+      records where the order of records counts.
   """
 
   def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'],

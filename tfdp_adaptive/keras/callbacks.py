@@ -48,9 +48,9 @@ class PrivacyReport(Callback):
     target_delta: The delta; by default the largest of the plans.
     name: Name of the entry in the logs.
     card: Folder to which the privacy card is written when training ends.
-    looks: The steps after which the run may stop because of something that was released, such as
-      a noisy metric; fixed before the run begins. The logs then hold, and the card states, the
-      epsilon of a run that stops at the next look. The run must stop after one of them.
+    looks: The steps after which the run may stop early because of a release, such as a noisy
+      metric. They are fixed before the run begins. The logs and the card then state the epsilon of
+      a run that stops at the next of these steps. The run must stop after one of these steps.
   """
 
   def __init__(self, target_delta: Optional[float] = None, name: str = 'epsilon',
@@ -241,10 +241,10 @@ def with_divergence_check(callbacks: Callbacks) -> Any:
 
 
 def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = ()) -> None:
-  """Warns of callbacks that decide by private numbers, before the first step.
+  """Warns before the first step about callbacks that decide by private numbers.
 
   Args:
-    model: A compiled private model, whose statement says it, too.
+    model: A compiled private model. Its statement repeats the warning.
     callbacks: What `with_divergence_check` returned.
     notes: Sentences about the data for the statement.
 
@@ -282,9 +282,9 @@ def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] =
 def after_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = ()) -> None:
   """Counts all planned steps of a run that was stopped, and writes the cards of reports.
 
-  A `fit` that was not stopped has taken the steps that it was given beforehand. Only these count:
-  what could have ended it sooner saw only their releases. `notes` are later findings about the
-  data; for the other arguments, see `before_fit`.
+  A `fit` that was not stopped has taken the number of steps that was set before it began. Only
+  these steps count, because a callback that could have ended `fit` sooner saw only their releases.
+  `notes` are later findings about the data; for the other arguments, see `before_fit`.
   """
   run = model.optimizer.run
   for note in notes:

@@ -33,11 +33,11 @@ QUANTILES = (0.1, 0.5, 0.9)
 def of_step(
     clipped: interface.Clipped, clips: Sequence[tf.Tensor], mask: tf.Tensor, batch_size: float,
     rule_state: trees.Tree) -> Dict[str, tf.Tensor]:
-  """Returns the scalars of one step by name. If the rule has several asks, they are of the first.
+  """Returns the scalars of one step by name, for the rule's first query.
 
   Args:
     clipped: `interface.Clipped`.
-    clips: Absolute clip norms, one per ask.
+    clips: Absolute clip norms, one per query.
     mask: [n] bool, False for padding.
     batch_size: The divisor B.
     rule_state: State of the rule after the step.
@@ -88,7 +88,7 @@ def observe(model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.
     model: A compiled `DPModel`.
     loss: The loss of each example.
     batch: The batch that was clipped.
-    clipped: What the engine returned for it.
+    clipped: What the clipping engine returned for the step.
     request: What the rule asked for.
     penalty: The losses on the weights before the step, a scalar.
   """

@@ -21,18 +21,18 @@ def fix_model(model: compat.Model, groups: int = GROUPS, verbose: bool = True) -
 
   Images and sequences get a GroupNormalization, vectors a LayerNormalization. The new layer is
   named after the old one: `bn` becomes `bn_group_normalization`. All weights are copied, gamma
-  and beta of the normalizations among them. Moving averages are dropped, so the copy computes
-  another function than the model: train it before you use it. Frozen BatchNormalization stays,
+  and beta of the normalizations among them. Moving averages are dropped, so the outputs of the copy
+  differ from those of the model. Train the copy before you use it. Frozen BatchNormalization stays,
   since it does not look at the batch.
 
   Args:
-    model: A built Sequential or functional model, models inside included.
-    groups: The largest number of groups of channels. The number taken divides the channels
-      and leaves at least two of them for each group: a single one would be normalized to zero.
+    model: A built Sequential or functional model. It may contain other models.
+    groups: The largest number of groups of channels. The chosen number divides the channels and
+      leaves at least two channels per group, because a single value would be normalized to zero.
     verbose: Whether to print what was changed.
 
   Returns:
-    The copy, which you compile; it is private if the model is. Its attribute `tfdp_changes`, a
+    The copy, which you must compile. It is private if the model is. Its attribute `tfdp_changes`, a
     tuple of strings, lists all changes.
 
   Raises:

@@ -54,14 +54,13 @@ class DPModel(_Mixin):
 
       class MyModel(tfdp.DPModel, keras.Model): ...
 
-  The loss of an example is the compiled loss of a batch that holds it alone: a loss
-  that compares examples, as contrastive ones do, has nothing to compare with.
-  `sample_weight` may weight examples; weight zero marks padding, which is no
-  record at all. Losses that depend on the weights only (regularizers) are public
-  and added after the noise. The metrics that `fit` reports are exact numbers
-  computed from private data: they are NOT private, do not publish them. Under a plan
-  they see padding, too: metrics of your own must heed `sample_weight`, zero for it,
-  and those that do not read it are warned of.
+  The loss of an example is the compiled loss of a batch with this example alone. A loss that
+  compares examples, such as a contrastive loss, has nothing to compare with. `sample_weight` may
+  weight examples; weight zero marks padding, which is no record at all. Losses that depend on the
+  weights only (regularizers) are public and added after the noise. The metrics that `fit` reports
+  are exact numbers computed from private data. They are NOT private: do not publish them. Under a
+  plan, metrics also see padding, which has `sample_weight` zero. Your own metrics must use
+  `sample_weight`; a warning names a metric that does not.
   """
 
   example_views = 1  # Views of every example in a step, see `compile`.
@@ -78,14 +77,14 @@ class DPModel(_Mixin):
       optimizer: A private optimizer.
       loss: As in Keras.
       *args: As in Keras.
-      public_penalty: Where the arrays come from that a loss, regularizer, constraint or
-        learning-rate schedule holds, if they are public. Such arrays are refused by default. The
-        statement repeats the text.
-      views: The number of views of every example in a step. The model's own random layers draw anew
-        for each. The mean of the gradients is clipped once, so that the guarantee, noise and plan
-        are those of one view.
-      compare_first_step: Whether the first step begins with a comparison: loss and gradient of two
-        made-up examples must be those of the compiled loss and a plain tape.
+      public_penalty: The source of arrays inside a loss, regularizer, constraint or learning-rate
+        schedule, if they are public. Such arrays are refused by default. The statement repeats the
+        text.
+      views: The number of views of every example in a step. The model's random layers draw new
+        numbers for each view. The mean gradient of the views is clipped once, so guarantee, noise
+        and plan are the same as for one view.
+      compare_first_step: Whether the first step checks the loss and the gradient of two made-up
+        examples against the compiled loss and a plain tape.
       **kwargs: As in Keras.
     """
     checks.whole(views=views)
@@ -155,7 +154,7 @@ class DPModel(_Mixin):
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
-    """Returns the `tfdp.Ledger` of the weights: every private run they went through, so far."""
+    """Returns the `tfdp.Ledger` of the weights, with every private run on them so far."""
     return weight_ledger.Ledger.of(self).ledger()
 
   def privacy_card(
@@ -168,7 +167,7 @@ class DPModel(_Mixin):
 
     Args:
       audits: Reports of `tfdp.audit` on this model.
-      words: Your own statements, such as `{'the data': 'one review a person'}`.
+      words: Your own statements, such as `{'the data': 'one review per person'}`.
       looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
     return weight_ledger.card_of_model(self, audits, words, looks=looks)
@@ -199,7 +198,7 @@ class DPModel(_Mixin):
   def fit(self, x: trees.Tree = None, y: trees.Tree = None, *args: object, **kwargs: object) -> Any:
     """Trains as in Keras. With a plan, `x` must be the data set `plan.batches(data)`.
 
-    Weights that are no longer finite end it, with a warning.
+    `fit` ends with a warning if weights are no longer finite.
     """
     kwargs = fit_lib.by_name(keras.Model.fit, 3, args, kwargs)
     with fit_lib.training(self, x, y, kwargs) as data:

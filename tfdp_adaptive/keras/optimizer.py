@@ -37,9 +37,9 @@ _DIGEST, _RUN = 'digest', 'run'  # Keys in files: digest of the state, and its r
 class DPOptimizer(compat.GlobalOptimizer):
   """A differentially private optimizer with any rule.
 
-  The model must be private too (`tfdp.make_private(model)`, `tfdp.DPModel`): only
-  there are gradients clipped per example. Ready-made gradients are refused. Settings are fixed
-  when the optimizer is made: assigning to one raises.
+  The model must be private, too (`tfdp.make_private(model)`, `tfdp.DPModel`), because the model
+  clips the gradients per example. Ready-made gradients are refused. Settings are fixed when the
+  optimizer is made. Assigning to a setting raises an error.
 
   Example:
 
@@ -65,7 +65,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     learning_rate: Float or `LearningRateSchedule`; a parameter moves by
       `-learning_rate * direction`.
     l2_norm_clip: Clip norm of one example's gradient (of the scaled gradient, for
-      rules that scale). If neither the plan nor this argument has one, the clip norm follows the
+      rules that scale). If neither the plan nor this argument gives a clip norm, it adapts to the
       examples, see `tfdp.clipping.Automatic`.
     noise_multiplier: Standard deviation of the noise on the sum of clipped
       gradients, in clip norms. Required without a plan.
@@ -79,18 +79,20 @@ class DPOptimizer(compat.GlobalOptimizer):
       default), 'add_remove' (one example more or less) or 'replace' (one example against any
       other, which takes twice the noise).
     clipping: The clipping method: `tfdp.clipping.Hard()` (the default at a clip norm), `AutoS()`,
-      `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like. All have the privacy of `Hard()`.
-    performance: A `tfdp.Performance`: engine, memory and chunks. None of them changes the sums.
+      `Quantile(0.5)`, `Slack()`, `PerLayer()` and the like. All have the same privacy as `Hard()`.
+    performance: A `tfdp.Performance`: engine, memory and chunks. These settings do not change the
+      result of a step.
     public_data: For rules that use public gradients: a tuple of arrays `(x, y)`, used
       whole at every step; a `tf.data.Dataset` of batches `(x, y)`, repeated; or a
       function that returns such a batch. It is not saved with the optimizer; set
       `optimizer.public_data` after loading. It must really be public: a part of the
       private data is not.
-    own_sampler: With a plan whose batches you choose yourself: how records are chosen, in
-      a sentence. Nothing checks it; the statement repeats it as your word. By default
-      a step under a plan takes the batch that the plan drew for it, and no other.
-    diagnostics: Also report numbers that are NOT private, see `tfdp.diagnostics`.
-    seed: Fixed noise, for tests: it protects nobody, and the statement says so.
+    own_sampler: A sentence that says how you sample records, if you have a plan and choose the
+      batches yourself. The library cannot check it. The privacy statement quotes it as your own
+      claim. By default a step under a plan takes the batch that the plan drew for it, and no other.
+    diagnostics: Whether `fit` also reports diagnostics, which are NOT private, see
+      `tfdp.diagnostics`.
+    seed: Fixes the noise, for tests. Fixed noise protects nobody, and the statement says so.
     allow_non_private: Accept rules without any guarantee.
     name: Name of the optimizer; by default that of the class.
     **kwargs: `weight_decay`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency` of the
@@ -98,7 +100,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   Raises:
     ValueError: For missing or wrong arguments.
-    PrivacyError: When gradients come from anywhere but a private model.
+    PrivacyError: If the gradients do not come from a private model.
   """
 
   plan: Optional[plan_lib.PrivacyPlan]
@@ -194,7 +196,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   @property
   def ledger(self) -> ledger_lib.Ledger:
-    """Returns the `tfdp.Ledger` of its model's weights: all runs they went through, so far."""
+    """Returns the `tfdp.Ledger` of the model's weights, with all private runs on them so far."""
     return self.run.ledger()
 
   def ledger_after(self, steps: int) -> ledger_lib.Ledger:
@@ -204,11 +206,11 @@ class DPOptimizer(compat.GlobalOptimizer):
   def epsilon(self, steps: Optional[int] = None) -> float:
     """Returns epsilon at the plan's delta after `steps` steps (default: all planned).
 
-    Runs of other optimizers on the same weights are added. What is spent so far is
+    Runs of other optimizers on the same weights are added. The epsilon spent so far is
     `optimizer.ledger.epsilon()`.
 
     Raises:
-      ValueError: Without a plan, since nothing is accounted for.
+      ValueError: If the optimizer has no plan, because then no privacy is accounted for.
     """
     return self.run.epsilon(steps)
 
@@ -284,7 +286,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   @property
   def rule_state(self) -> trees.Tree:
-    """Returns the rule's state after the last step. It is public, being made of releases."""
+    """Returns the rule's state after the last step. It is public: it depends on releases only."""
     return trees.map(tf.convert_to_tensor, self.run.state.rule)
 
   @property

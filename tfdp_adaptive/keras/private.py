@@ -53,7 +53,7 @@ class DPWrapper(model_lib.DPModel, keras.Model):
     return self.model(inputs, training=training)
 
   def predict(self, *args: object, **kwargs: object) -> Any:
-    """Predicts as the model does, if its class has a `predict` of its own."""
+    """Calls the `predict` of the wrapped model, if its class defines one."""
     predicts: Any = self.model if compat.overrides(self.model, 'predict') else super()
     return predicts.predict(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from tfdp_adaptive import optimizers
 
 # Documentation of the argument, for classes whose weights decay by default.
 _DECAY = {
-    'weight_decay': 'Weights also shrink by `learning_rate * weight_decay` of themselves per step; '
+    'weight_decay': 'A step also subtracts `learning_rate * weight_decay` times each weight; '
                     'None turns this off.'}
 _ELSEWHERE = re.compile(r'The arguments are those of `(\w+)`\.[ \n]?')
 _CALL = 'tfdp.DPOptimizer(tfdp.rules.dp_adam(), 0.1, plan=plan)'  # As in its docstring.

@@ -9,13 +9,13 @@ _BIASES = ('bias', 'beta', 'gamma', 'scale', 'gain')  # BiTFiT also trains norma
 
 
 def train_only(model: compat.Model, what: Union[str, Callable[[Any], bool]]) -> List[Any]:
-  """Freezes all weights of a model but some, which may be single weights of a layer.
+  """Freezes all weights of a model except some, which may be single weights of a layer.
 
-  Frozen weights do not move, have no state in the optimizer and no part in an example's norm. Fewer
-  trained weights mean less noise. Weights that are frozen already stay frozen; a second call
-  chooses again among all others. Call it before `compile`. The choice is saved with a compiled
-  private model; after other ways of loading, make it again. With Keras 2, private models alone know
-  of it.
+  Frozen weights do not change, have no state in the optimizer, and do not count in an example's
+  norm. Fewer trained weights mean less noise. Weights that were frozen before the first call stay
+  frozen. A second call chooses again among all others. Call it before `compile`. The choice is
+  saved with a compiled private model; after other ways of loading, make it again. With Keras 2,
+  only private models respect the choice.
 
   Args:
     model: A built model, private or to be made private.

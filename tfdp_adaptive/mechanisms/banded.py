@@ -36,9 +36,9 @@ class Banded(interface.Mechanism):
     coefficients: Fixes the Toeplitz C of 'normalized'; [bands].
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last'; 'mean' only for the method 'optimal'.
-    tolerance: For the method 'optimal': about how far from the least error, relative to
-      it, the design may stop. None for what seconds reach, 1e-4 or less; it must be given
-      where they do not (1,024 steps of more than 100 bands, say).
+    tolerance: For the method 'optimal': the relative distance from the least error at which the
+      design may stop, roughly. None for 1e-4 or less, as far as a few seconds get. Give it if a few
+      seconds are not enough, as for 1,024 steps and more than 100 bands.
   """
 
   steps: int

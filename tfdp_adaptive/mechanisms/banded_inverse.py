@@ -57,7 +57,8 @@ class BandedInverse(_KnownInverse):
     steps: T.
     method: 'optimal', or 'power': the best first p coefficients of (1 - x)^gamma.
     coefficients: Fixes those of C^-1 (up to their scale); [inverse_bands].
-    min_sep: With `max_participations`, what the design minimizes the error for.
+    min_sep: The participation that the design minimizes the error for, together with
+      `max_participations`.
     max_participations: As in `sensitivity`.
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last', the error to minimize.
@@ -139,9 +140,8 @@ class SquareRoot(_KnownInverse):
 
   Fichtenberger, Henzinger, Upadhyay 2022 (arXiv:2202.11205).
 
-  A stream draws t + 1 rows at step t, so it is a reference for small T rather
-  than a mechanism to train with; truncated it is
-  `BandedToeplitz(method='square_root')`.
+  A stream draws t + 1 rows at step t, so this mechanism is a reference for small T, and too slow
+  for training. Truncated, it is `BandedToeplitz(method='square_root')`.
 
   Args:
     steps: T.

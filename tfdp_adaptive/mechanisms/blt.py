@@ -23,15 +23,16 @@ _MOST = 10  # Buffers that are designed: at a million steps, the tenth gains les
 class BLT(families.ToeplitzMechanism):
   """C with coefficients `C_0 = c_0`, `C_j = c_0 sum_i omega_i theta_i^(j-1)`.
 
-  The streaming state is `buffers` rows, whatever T. Sensitivity grows with the
-  number of steps, so none beyond `steps` are answered for.
+  The streaming state is `buffers` rows, whatever T. The sensitivity grows with the number of steps,
+  so a run beyond `steps` is refused.
 
   Args:
     buffers: Number of buffers d; 0 is independent noise; designed up to 10.
     steps: T, at most `most_steps`.
-    weights: With `decays`, fixes omega instead of designing it; [buffers].
+    weights: [buffers]. Fixes omega, together with `decays`, instead of designing it.
     decays: Fixes theta, in (0, 1); [buffers].
-    min_sep: With `max_participations`, what the design minimizes the error for.
+    min_sep: The participation that the design minimizes the error for, together with
+      `max_participations`.
     max_participations: As in `sensitivity`.
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last', the error to minimize.

@@ -43,13 +43,13 @@ class Dense(interface.Mechanism):
     steps: T.
     strategy: Fixes C (up to its scale) instead of designing it; [T, T] lower
       triangular with positive diagonal.
-    tolerance: Relative gap to the lower bound at which the design stops; it warns where it stops
-      before. None for 1e-8 of the mean error up to 256 steps and 1e-5 above, 1e-4 for many
-      participations, and 1e-3 of the maximal error. It must be given for more than 1,024 steps,
-      and for more than 512 with many participations: these designs take minutes to hours.
-    min_sep: With `max_participations`, what the design minimizes the mean error
-      for; more than one only with `fixed_order`, and in every epoch of `min_sep`
-      steps. The best C for any other pattern is not known.
+    tolerance: Relative gap to the lower bound at which the design stops. A warning says if it stops
+      earlier. None for 1e-8 of the mean error up to 256 steps and 1e-5 above, 1e-4 for many
+      participations, and 1e-3 of the maximal error. It must be given for more than 1,024 steps, and
+      for more than 512 with many participations: these designs take minutes to hours.
+    min_sep: The participation that the design minimizes the mean error for, together with
+      `max_participations`. More than one participation needs `fixed_order`, with one in every epoch
+      of `min_sep` steps. The best C for any other pattern is not known.
     max_participations: As in `sensitivity`.
     fixed_order: As in `sensitivity`.
     workload: A `Workload` or its config; None for prefix sums.
@@ -96,7 +96,7 @@ class Dense(interface.Mechanism):
 
   @classmethod
   def for_run(cls, **options: Any) -> 'Dense':
-    """Designs for all epochs of a fixed order, for the mean error; else for one participation."""
+    """Designs for all epochs of a fixed order (mean error), or else for one participation."""
     epochs = options.get('max_participations', 1) * (options.get('min_sep') or 1)
     if (not options.get('fixed_order') or epochs < options['steps']
         or options.get('objective', 'mean') != 'mean'):

@@ -42,15 +42,16 @@ class Mechanism(frozen.Frozen, abc.ABC):
   """A strategy matrix C, known offline.
 
   Attributes:
-    steps: The number of steps it was designed for; None if any number will do.
-      A stream refuses to go on after the last one.
+    steps: The number of steps that it was designed for; None if any number is allowed.
+      A stream refuses to continue after the last step.
     bands: Number of non-zero diagonals of C (the main one included) if C is
       banded, else None. Decides whether cyclic Poisson amplification applies.
     workload: The workload whose error is measured and minimized.
     objective: 'mean', 'max' or 'last' (iterate): which error was minimized.
-    dtype: What `arrays` were rounded to, 'float64' as designed. The stream
-      must use, and the accountant must see, `rounded(run-time dtype)`.
-    reason: Why `choose` chose it; no part of its identity.
+    dtype: The dtype that the arrays were rounded to; 'float64' as designed. Both the stream and the
+      accountant must use `rounded(run-time dtype)`.
+    reason: Why `choose` chose the mechanism. Two mechanisms that differ only in their reason are
+      equal.
   """
 
   steps: Optional[int] = None
@@ -66,7 +67,8 @@ class Mechanism(frozen.Frozen, abc.ABC):
       min_sep: Optional[int] = None, max_participations: int = 1, **counts: int) -> None:
     """Checks that `counts` (steps, bands, ...) are positive integers up to `steps`, and keeps them.
 
-    `min_sep` and `max_participations` are what a design is for, where it is for a pattern.
+    `min_sep` and `max_participations` are the participation pattern that a design is for, if it is
+    for one.
     """
     checks.whole(**counts)
     for name, value in counts.items():
@@ -84,7 +86,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   @classmethod
   def for_run(cls: Type[_AnyMechanism], **options: Any) -> _AnyMechanism:
-    """Constructs the mechanism with those options that its constructor takes."""
+    """Constructs the mechanism, with only those options that its constructor takes."""
     taken = inspect.signature(cls).parameters
     return cls(**{name: value for name, value in options.items() if name in taken})
 
@@ -113,7 +115,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
     ...
 
   def get_config(self) -> Dict[str, Any]:
-    """Returns JSON-serializable constructor arguments, as they were understood."""
+    """Returns the constructor arguments as JSON values, with defaults filled in."""
     understood = {**self._arguments, **{
         name: value for name, value in vars(self).items() if name in self._arguments}}
     return {name: _plain(value) for name, value in understood.items()}
@@ -122,7 +124,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   @property
   def arrays(self) -> Dict[str, np.ndarray]:
-    """The numbers a stream uses, by attribute name: float64, rounded to `dtype`."""
+    """The numbers that a stream uses, by attribute name, in float64 and rounded to `dtype`."""
     return dict(self._arrays)
 
   @functools.cached_property
@@ -143,7 +145,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   @functools.cached_property
   def digest(self) -> str:
-    """A hash of `arrays`: of the numbers that run."""
+    """A hash of `arrays`, the numbers that a stream uses."""
     return registry.checksum(self.arrays)
 
   @property
@@ -156,14 +158,14 @@ class Mechanism(frozen.Frozen, abc.ABC):
     """Returns the shape of each of `arrays`, by name."""
 
   def check_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises if (rounded, or loaded) numbers do not define C and C^-1."""
+    """Raises if numbers that were rounded or loaded do not define C and C^-1."""
     shapes = {name: np.shape(value) for name, value in arrays.items()}
     if shapes != self.shapes() or not all(np.all(np.isfinite(a)) for a in arrays.values()):
       raise ValueError(f'The numbers of {self!r} must be finite in {self.dtype}, of shapes '
                        f'{self.shapes()}. Received: shapes {shapes}.')
 
   def rounded(self: _AnyMechanism, dtype: str = 'float32') -> _AnyMechanism:
-    """Returns the mechanism of a run in `dtype`; its sensitivity is that of the rounded C."""
+    """Returns the mechanism of a run in `dtype`, with the sensitivity of the rounded C."""
     try:
       name = np.dtype(dtype).name
     except (TypeError, ValueError):
@@ -181,8 +183,8 @@ class Mechanism(frozen.Frozen, abc.ABC):
     """Returns the mechanism that runs with these `arrays` instead of a design of its own.
 
     Raises:
-      ValueError: They do not define C and C^-1, or the largest column norm of C
-        is not one.
+      ValueError: If the arrays do not define C and C^-1, or if the largest column norm of C is not
+        one.
     """
     arrays = {name: _constant(value, 'float64') for name, value in arrays.items()}
     other = self.rounded('float64')._variant(reason=self.reason, _given_arrays=arrays)
@@ -208,7 +210,7 @@ class Mechanism(frozen.Frozen, abc.ABC):
 
   def sensitivity(self, *, min_sep: Optional[int] = None, max_participations: int = 1,
                   fixed_order: bool = False) -> float:
-    """Returns how far a record moves C G, in clip norms (zero-out or add-remove).
+    """Returns by how much one record changes C G, in clip norms (zero-out or add-remove).
 
     Exact where that is known, else an upper bound (see `sensitivity.py`).
 

@@ -88,8 +88,8 @@ def from_json(text: str) -> Any:
   """Returns the mechanism `to_json` described, with the same numbers.
 
   Raises:
-    ValueError: The text is not such a description, is of a newer version, or
-      its numbers are damaged or do not have maximal column norm one.
+    ValueError: If the text is not such a description or has a newer version, or if its numbers are
+      damaged or do not have maximal column norm one.
   """
   content = checks.read_json(text, 'a mechanism', FORMAT, VERSION)
   if 'arrays' not in content:
@@ -106,8 +106,8 @@ def load(path: Union[str, os.PathLike]) -> Any:
 def to_config(mechanism: Any) -> dict:
   """Returns JSON values from which `from_config` makes an equal mechanism.
 
-  Numbers that the mechanism designs are left out, for they are designed again;
-  numbers that were loaded are part of it.
+  Numbers that the mechanism designs are left out, because they are designed again. Numbers that
+  were loaded are included.
   """
   content = {'kind': type(mechanism).__name__, 'config': mechanism.get_config()}
   if mechanism.dtype != 'float64':
@@ -121,7 +121,7 @@ def from_config(content: dict) -> Any:
   """Returns the mechanism that `to_config` or `to_json` described.
 
   Raises:
-    ValueError: The content is no such description, or its numbers are damaged.
+    ValueError: If the content is no such description, or its numbers are damaged.
   """
   try:
     kind, config = content['kind'], content['config']

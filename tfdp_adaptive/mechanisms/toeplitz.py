@@ -37,8 +37,8 @@ _LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 class BandedToeplitz(families.ToeplitzMechanism):
   """C with coefficients `coefficients`, zero from index `bands` on.
 
-  For at most `bands <= min_sep` the design for one participation is also the
-  best Toeplitz one for many. The streaming state is `bands - 1` rows.
+  If bands <= min_sep, the design for one participation is also the best Toeplitz design for many.
+  The streaming state is `bands - 1` rows.
 
   Args:
     bands: Number of non-zero diagonals b, the main one included.

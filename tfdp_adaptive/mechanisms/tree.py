@@ -27,7 +27,7 @@ VARIANTS = ('online', 'full', 'naive')
     registry.Design('tree'),
     registry.Design('tree-full', arguments=(('variant', 'full'),)))
 class Tree(interface.Mechanism):
-  """C maps steps to the nodes of a binary tree; its rows are nodes, not steps.
+  """C maps steps to the nodes of a binary tree, so its rows stand for nodes.
 
   `strategy(n)` is [nodes, n], `noising(n)` the left inverse [n, nodes] that is
   run (for the variant 'full', both are [n, n]). A node is the sum of the
@@ -35,10 +35,9 @@ class Tree(interface.Mechanism):
 
   Args:
     steps: T.
-    variant: 'online' estimates a node from its own noise and its children's,
-      'naive' from its own. 'full' is the least-squares estimate of every prefix
-      sum from all nodes of the tree, run as the lower-triangular C with the
-      same C^T C (t + 1 draws at step t).
+    variant: 'naive' estimates a node from its own noise, and 'online' from its own and its
+      children's noise. 'full' is the least-squares estimate of every prefix sum from all nodes of
+      the tree. It runs as the lower-triangular C with the same C^T C (t + 1 draws at step t).
     restart_every: Steps after which a new tree begins; None for one tree.
     workload: The workload whose error is measured; a `Workload` or its config.
   """

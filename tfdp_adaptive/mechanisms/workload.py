@@ -32,9 +32,10 @@ class Workload:
   Attributes:
     momentum: Heavy-ball factor beta in [0, 1): `m_t = beta m_{t-1} + g_t`.
     learning_rates: [T] rate of each step; () for the constant one, in which
-      case A is a Toeplitz matrix. For a schedule of a long run the designs of BLT and
-      BandedToeplitz begin, and may end, with that of the constant rate, of which they
-      warn; BandedInverse is designed for it at any T. Errors are in units of the learning rate.
+      case A is a Toeplitz matrix. In a long run with a schedule, the designs of `BLT` and
+      `BandedToeplitz` start from the design for the constant rate. They may also end there, with a
+      warning. `BandedInverse` is designed for the schedule at any T. Errors are in units of the
+      learning rate.
   """
 
   momentum: float = 0.0

@@ -40,7 +40,7 @@ class Ledger:
   """All runs of the same weights on the same records, in order.
 
   A later run may depend on the weights of an earlier one: composition is
-  adaptive. A record that only some of the runs saw has lost less.
+  adaptive. A record that only some of the runs used has lost less privacy.
 
   Attributes:
     entries: The runs.
@@ -147,8 +147,8 @@ class Ledger:
     Args:
       target_delta: By default the largest of the plans.
       accountant: 'pld' (tight) or 'rdp'.
-      looks: Fixed before the last run began, where what was released decided when it stopped;
-        by default those of its entry.
+      looks: The steps after which the last run might stop early, if its releases decided when it
+        stopped. They were fixed before it began. By default, those of the ledger's entry.
     """
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     if not any(entry.steps for entry in self.entries):

@@ -33,32 +33,34 @@ _FORMAT, _VERSION = 'tfdp_adaptive.plan', 1
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan(terms.Terms):
-  """Everything that decides the privacy of a run, fixed before it starts.
+  """All settings that decide the privacy of a run. They are fixed before it starts.
 
   The noise on a clipped sum has standard deviation `noise_multiplier *
-  l2_norm_clip` (twice that under replace) times the mechanism's row norm. The
-  sum is divided by `batch_size`, never by the number of records that came.
+  l2_norm_clip` (twice that under replace) times the mechanism's row norm. The sum is divided by
+  `batch_size`, never by the actual number of records.
 
   Attributes:
     batch_size: Expected batch size B, in units of privacy; a public constant.
-    steps: Number T of steps (rounds) the run may take; or `sampling.Epochs(3)`, as many as
-      see 3 times the number of records.
-    l2_norm_clip: Clip norm of a record. Epsilon does not depend on it. None: the optimizer has one,
-      or it adapts to the records, starting at 1, see `tfdp.clipping.Automatic`.
+    steps: Number T of steps (rounds) that the run may take; or `sampling.Epochs(3)`, the steps of 3
+      passes over the records.
+    l2_norm_clip: Clip norm of a record. Epsilon does not depend on it. If None, the optimizer's
+      clip norm counts. If the optimizer has none, the clip norm adapts to the records, starting at
+      1, see `tfdp.clipping.Automatic`.
     noise_multiplier: Standard deviation of the noise in units of one record's
       sensitivity. 0 is allowed for experiments: epsilon is then infinite.
     target_delta: The delta at which epsilon is reported.
     population_size: Number N of records (users, if `unit` is 'user').
-    population_is_public: Whether N may be known. By default True for zero_out
-      and replace, under which neighbours have the same size; under add_remove
-      it must be given, or `Poisson(sampling_probability=...)` instead.
+    population_is_public: Whether N may be known. By default True for zero_out and replace, under
+      which neighbors have the same size. Under add_remove, give it, or
+      `Poisson(sampling_probability=...)` instead.
     unit: 'example' or 'user', what one record is.
     adjacency: 'zero_out' (a record against an empty one), 'add_remove', or
       'replace' (a record against any other).
     sampling: A scheme of `tfdp.sampling`.
     min_sep: Smallest distance between two participations of a record; at most
       the sampling's own, which is the default.
-    max_participations: Largest number of them; at least the sampling's own.
+    max_participations: Largest number of participations; at least the sampling's own, which is the
+      default.
     mechanism: A mechanism of `tfdp.mechanisms`.
     extra_releases: One noise multiplier, relative to the plan's, for every
       statistic of past clean data that the rule releases at each step besides
@@ -66,7 +68,7 @@ class PrivacyPlan(terms.Terms):
       step. `check_rule` says what a rule needs; () for almost all.
     search: A `tfdp.privacy.Search`, where the model is the best of a random number of runs
       under this plan (`tfdp.tune`); its epsilon is then that of all of them together.
-    seed: Fixes all coins, FOR TESTS ONLY; the statement says so.
+    seed: Fixes all random choices, FOR TESTS ONLY. The statement says so.
 
   Examples:
     >>> plan = PrivacyPlan.calibrate(
@@ -123,9 +125,9 @@ class PrivacyPlan(terms.Terms):
         within 1% below it.
       target_delta: See the class.
       accountant: 'pld' (tight) or 'rdp'.
-      spent: A ledger of the same records, such as that of `tfdp.estimates.adapt`, or another
-        plan. It and the new plan together then cost at most `target_epsilon`: `(spent +
-        plan).epsilon(target_delta)`.
+      spent: A ledger of the same records, such as the ledger that `tfdp.estimates.adapt` returns,
+        or another plan. The ledger and the new plan together then cost at most `target_epsilon`:
+        `(spent + plan).epsilon(target_delta)`.
       **fields: The other attributes, without `noise_multiplier`.
     """
     if 'noise_multiplier' in fields:
@@ -193,8 +195,7 @@ class PrivacyPlan(terms.Terms):
     Args:
       steps: Steps (rounds) done so far.
       accountant: 'pld' (tight) or 'rdp'.
-      rule: The rule that is run, if it may be one without a guarantee; its
-        epsilon is infinite.
+      rule: The rule of the run. Epsilon is infinite for a rule without a guarantee.
     """
     return self._run(steps, rule).epsilon(accountant=accountant)
 
@@ -217,11 +218,11 @@ class PrivacyPlan(terms.Terms):
     """Yields the record indices of steps `start_step`, ..., `steps - 1`, drawn at every call.
 
     Args:
-      size: Number of records there are; must be `population_size` where the
-        plan has one.
+      size: Number of records. If the plan has a `population_size`, both must be equal.
       start_step: Steps done so far, when a run is resumed.
-      coins: Path of a SECRET file with the coins of one run, for schemes in which the steps of a
-        record depend on each other. It is written when the run begins, and read when it resumes.
+      coins: Path of a SECRET file with the random choices of one run, for schemes in which the
+        steps of a record depend on each other. It is written when the run begins, and read when it
+        resumes.
     """
     return sampling_seed.drawn(self, size, start_step, coins)
 
@@ -260,7 +261,7 @@ class PrivacyPlan(terms.Terms):
 
     Args:
       steps: Steps done, if fewer than planned.
-      rule: The rule that is run, to be named.
+      rule: The rule of the run, which the statement names.
       accountant: 'pld' (tight) or 'rdp'.
     """
     return statement_lib.of(self._run(steps, rule).card(accountant=accountant, plots=False))

@@ -24,7 +24,7 @@ from tfdp_adaptive.queries import sums
 class MechanismSumQuery(sums.SumAggregationDPQuery):
   """Releases `sum_t + stddev * (C^-1 Z)_t`, or the running sum of that.
 
-  For a clip norm that follows a quantile of the records' norms, use `RuleQuery` with
+  For a clip norm that adapts to a quantile of the records' norms, use `RuleQuery` with
   `clipping=tfdp.clipping.Quantile()`.
 
   It replaces tensorflow_privacy's `TreeResidualSumQuery` and, with `cumulative`, its
@@ -35,8 +35,8 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
   are `Tree(...)` with `noise_multiplier = nm / sqrt(levels)`.
 
   Records have L2 sensitivity `l2_norm_clip` (twice that under replace, which
-  doubles the noise). It raises after `mechanism.steps` results, unless it was
-  restarted. A restart is another run of the mechanism, composed with the first.
+  doubles the noise). It raises an error after `mechanism.steps` results, unless it was restarted. A
+  restart is another run of the mechanism, composed with the first.
 
   Args:
     record_specs: Tree of `tf.TensorSpec` like a record.
@@ -46,8 +46,8 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
     adjacency: 'zero_out', 'add_remove' or 'replace'.
     clipping: The clipping method: `tfdp.clipping.Hard()` (the default), `AutoS()` and the
       like.
-    cumulative: Release sums over all steps so far. Only released numbers are
-      added up: the state never holds clean sums.
+    cumulative: Whether to release sums over all steps so far. Only released numbers are summed, so
+      the state never holds clean sums.
     seed: For tests only: fixed noise protects nobody.
   """
 

@@ -49,12 +49,12 @@ def _check_participations(rule: contract.Rule, most: Optional[int]) -> None:
 
 
 class RuleQuery(sums.SumAggregationDPQuery):
-  """The DPQuery of a rule: its result is the rule's direction, to be descended.
+  """The `DPQuery` of a rule. Its result is the rule's direction; subtract it from the weights.
 
-  Records are gradient-like (`initial - final` for model updates). Every record
-  is clipped in the geometry of the round; the sum has the L2 sensitivity that
-  `privatizer.Privatizer` adds noise for, so one round costs one Gaussian
-  mechanism of the noise multiplier under the given adjacency.
+  Records are gradient-like (`initial - final` for model updates). Every record is scaled as the
+  rule demands in this round, and clipped. The sum has the L2 sensitivity that
+  `privatizer.Privatizer` adds noise for. One round therefore costs one Gaussian mechanism with the
+  noise multiplier, under the given adjacency.
 
   Works in eager mode, in `tf.function` (XLA included) and in TFF's
   `DifferentiallyPrivateFactory`.

@@ -28,14 +28,15 @@ def dp_adam_bc(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4
       mu, nu as Adam;   b = beta_2 * b + (1 - beta_2) * w
       direction = mu_hat / sqrt(max{(nu - b) / (1 - beta_2^t), epsilon^2})
 
-  `w` is the variance of the noise in this step's mean. The correction therefore holds for
-  correlated noise, too, by the row norms of C^-1. The recursion in the paper's Appendix A does not.
+  `w` is the variance of the noise in this step's mean. The correction therefore also holds for
+  correlated noise, through the row norms of C^-1. The recursion in the paper's Appendix A does not.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
-    epsilon: The smallest root, in gradient units, > 0. Tune it with the noise, near
-      `l2_norm_clip * noise_multiplier / batch_size`. Its square is Tang and Lecuyer's gamma'.
+    epsilon: Lower bound of the root of the second moment, in gradient units, > 0. Tune it with the
+      noise, near `l2_norm_clip * noise_multiplier / batch_size`. Its square is Tang and Lecuyer's
+      gamma'.
 
   Returns:
     A `contract.Rule` whose direction has no unit.
@@ -51,7 +52,7 @@ def dp_adagrad_bc(initial_accumulator_value: float = 0.0, epsilon: float = 1e-4)
 
   Args:
     initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
-    epsilon: The smallest root, in gradient units, > 0.
+    epsilon: Lower bound of the root of the second moment, in gradient units, > 0.
 
   Returns:
     A `contract.Rule` whose direction has no unit.
@@ -67,7 +68,7 @@ def dp_rmsprop_bc(rho: float = 0.9, epsilon: float = 1e-4) -> contract.Rule:
 
   Args:
     rho: Decay of the second moment, in [0, 1).
-    epsilon: The smallest root, in gradient units, > 0.
+    epsilon: Lower bound of the root of the second moment, in gradient units, > 0.
 
   Returns:
     A `contract.Rule` whose direction has no unit.

@@ -35,15 +35,15 @@ def dp2_rmsprop(
   (ICLR 2023), Algorithm 1, with `v = rho v + (1 - rho) a^2`.
 
   A phase of `sgd_steps` steps of DP-SGD, whose mean gradient is `a`, alternates with a phase of
-  `adaptive_steps` steps. These clip `g_j / D` with `D = sqrt(v) + epsilon`, add noise, and follow
-  the result. It is not multiplied by D again.
+  `adaptive_steps` steps. The adaptive steps clip g_j / D with D = sqrt(v) + epsilon, add noise, and
+  take the result as direction. The result is not multiplied by D again.
 
   Args:
     sgd_steps: s1 >= 1.
     adaptive_steps: s2 >= 0; zero is DP-SGD.
     relative_adaptive_clip: Clip norm of `g_j / D` divided by that of `g_j`.
-    relative_adaptive_learning_rate: The learning rate of the adaptive phase divided by the
-      learning rate of the other phase. The paper uses the same for both.
+    relative_adaptive_learning_rate: The learning rate of the adaptive phase divided by that of the
+      DP-SGD phase. The paper uses the same for both.
     rho: Decay of `v`, in [0, 1).
     epsilon: In gradient units, > 0.
     ablation: None, 'noise_first' or 'extra_query'. 'noise_first' privatizes the raw gradient and

@@ -30,26 +30,26 @@ def dp_adam_ime(
     square_then_average: bool = False,
     printed_2B_plus_1: bool = False,
     update_clip: Optional[float] = None) -> contract.Rule:
-  """Use DP-AdamIME (experimental) to study second moments that have noise of their own.
+  """Use DP-AdamIME (experimental) to study second moments that are released with their own noise.
 
-  Adam whose second moment is a query of its own and therefore unbiased. Ganesh et al. (2025),
+  Adam whose second moment is a separate noisy query, and therefore unbiased. Ganesh et al. (2025),
   arXiv:2507.01129, Algorithm 6:
 
       mu from the mean x of the clipped records, nu from x^2, noised independently
       direction = mu_hat / (sqrt(max{nu_hat, 0}) + epsilon)
 
-  Each of the two has half the budget, so their noise is sqrt(2) times larger.
+  Each of the two queries has half the budget, so its noise is sqrt(2) times larger.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
-    epsilon: In gradient units, > 0. To be tuned with the noise of `nu`, of
-      about `3 * l2_norm_clip^2 * noise_multiplier / batch_size` per step.
-    floor: Divide by `max{sqrt(max{nu_hat, 0}), epsilon}` instead of adding
-      `epsilon`; with `epsilon=1` the paper's one-dimensional experiment.
+    epsilon: In gradient units, > 0. Tune it with the noise of nu, which is about 3 * l2_norm_clip^2
+      * noise_multiplier / batch_size per step.
+    floor: Whether to divide by max{sqrt(max{nu_hat, 0}), epsilon} instead of adding epsilon. With
+      epsilon=1 this is the paper's one-dimensional experiment.
     share: The share of the step's budget that goes to the mean, in (0, 1).
-    square_then_average: Query the mean of squares and not the squared mean.
-    printed_2B_plus_1: The literal noise of Algorithm 6, more than needed.
+    square_then_average: Whether to query the mean of squares instead of the squared mean.
+    printed_2B_plus_1: Whether to add the noise of Algorithm 6 literally, which is more than needed.
     update_clip: None, or the largest L2 norm of the direction.
 
   Returns:
@@ -68,14 +68,14 @@ def dp_adagrad_ime(
     square_then_average: bool = False,
     printed_2B_plus_1: bool = False,
     update_clip: Optional[float] = None) -> contract.Rule:
-  """Use DP-AdaGradIME (experimental) to study sums of squares that have noise of their own.
+  """Use DP-AdaGradIME (experimental) to study sums of squares with their own noise.
 
-  AdaGrad whose squares are a query of their own, as in `dp_adam_ime`.
+  AdaGrad whose squares are a separate noisy query, as in `dp_adam_ime`.
 
   Args:
     initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
-    epsilon: As in `dp_adam_ime`, where the noise of `nu` grows with the square
-      root of the number of steps.
+    epsilon: As in `dp_adam_ime`, but the noise of nu grows with the square root of the number of
+      steps.
     floor: As in `dp_adam_ime`.
     share: As in `dp_adam_ime`.
     square_then_average: As in `dp_adam_ime`.
@@ -140,19 +140,19 @@ def dp_adam_jme(
   Adam whose two moments get their noise jointly. Kalinin, Upadhyay and Lampert (2025), for
   mini-batches.
 
-  The direction is that of `dp_adam_ime`; only the noise differs. It is meant
-  for replace adjacency and squares that are taken per record, where the second
-  moment costs nothing. All other combinations get noise for the joint
-  sensitivity of both moments. Do not use it with Poisson sampling under replace.
+  The direction is that of `dp_adam_ime`; only the noise differs. It is meant for replace adjacency
+  and squares of single records. Then the second moment costs nothing. All other combinations get
+  noise for the joint sensitivity of both moments. Do not use it with Poisson sampling under
+  replace.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
     epsilon: In gradient units, > 0.
-    floor: Divide by `max{sqrt(max{nu_hat, 0}), epsilon}` instead of adding it.
-    square_then_average: Whether the records are squared, or their mean.
-    relative_lambda: Weight of the squares times `l2_norm_clip^2`, > 0; more
-      means less noise on them. Above 1/2 they are not free even under replace.
+    floor: Whether to divide by max{sqrt(max{nu_hat, 0}), epsilon} instead of adding epsilon.
+    square_then_average: Whether each record is squared. If False, the mean is squared.
+    relative_lambda: Weight of the squares times l2_norm_clip^2, > 0. A larger weight means less
+      noise on the squares. Above 1/2, the squares cost privacy even under replace.
     update_clip: None, or the largest L2 norm of the direction.
 
   Returns:

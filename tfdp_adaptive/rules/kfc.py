@@ -29,32 +29,33 @@ def dp_kfc(
 
   DP-SGD between Kronecker factors of curvature that need no private data, after DP-KFC
   (arXiv:2605.13418). A matrix W meets inputs a and sends back errors e, so that a
-  record's gradient is a sum of a e'. With a and e those of PUBLIC examples, be they made up, at
-  the present weights:
+  record's gradient is a sum of a e'. With a and e computed on PUBLIC examples, which may be made
+  up, at the current weights:
 
       L = average of a a';   A = (L d / tr L + scale_epsilon)^-power
       R = average of e e';   G = (R p / tr R + scale_epsilon)^-power
 
   Records are clipped and noised as `A W G`, and parameters move along the release, `A g G`, or
-  along g itself with `frame='raw'`. Vectors have a scale per coordinate, of the squares of
-  public gradients. What is public costs no privacy: give noise in the shape of inputs, words of
-  public frequencies (`tfdp_adaptive.examples.synthetic`) and random labels as `public_data`. They
-  say how layers mix and shrink what comes in, and nothing of what the private records look
-  like beyond that.
+  along g itself with `frame='raw'`. Vectors have a scale per coordinate, computed from the squares
+  of public gradients. Public data cost no privacy. As `public_data` you can pass noise in the shape
+  of inputs, words with public frequencies (`tfdp_adaptive.examples.synthetic`), and random labels.
+  Such data show how the layers mix and shrink their inputs. They do not show what the private
+  records look like.
 
   The paper's damping is in the units of the averages, and depends on the realised size of the
-  batch. Here it is relative to the mean of each average, and does not depend on the batch. Of a
-  side of more than 512 only the diagonal is used: for an embedding table, the row frequencies.
+  batch. Here it is relative to the mean of each average, and does not depend on the batch. For a
+  side of more than 512, only the diagonal is used. For an embedding table, it contains the
+  frequencies of the rows.
 
   Args:
-    momentum: In [0, 1), of what parameters move along.
-    power: In (0, 1]; the source has a half.
-    scale_epsilon: Added to eigenvalues relative to their mean, > 0. Large values have the
-      geometry of DP-SGD.
+    momentum: Momentum of the direction, in [0, 1).
+    power: In (0, 1]; the original method uses 0.5.
+    scale_epsilon: Added to eigenvalues relative to their mean, > 0. With large values, the geometry
+      is that of DP-SGD.
     decay: The decay of the averages over refreshes, in [0, 1).
-    refresh_every: Steps between two looks at public data, each with a decomposition in float64,
-      see `dp_shampoo`. Other steps need no public gradients.
-    frame: 'scaled', or 'raw' to take releases back to gradients.
+    refresh_every: Steps between two refreshes. A refresh computes public gradients and a
+      decomposition in float64, see `dp_shampoo`. Other steps need no public gradients.
+    frame: 'scaled', or 'raw' to transform releases back to gradient units.
 
   Returns:
     A `contract.Rule` with `public='factors'`, whose direction is in gradient units.

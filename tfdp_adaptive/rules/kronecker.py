@@ -213,7 +213,7 @@ def relative_root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.T
 def dp_shampoo(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
     scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
-  """Use DP-Shampoo (experimental) for weight matrices with correlated inputs, beside DP-SOAP.
+  """Use DP-Shampoo (experimental) for weight matrices with correlated inputs, besides DP-SOAP.
 
   Shampoo (Gupta et al., arXiv:1802.09568) with scale-then-privatize between its matrices.
   The private form is ours. A record's gradient W of a matrix is clipped and noised as `A W G`,
@@ -223,24 +223,25 @@ def dp_shampoo(
       R = average of g'g less its noise;    G = (R p / tr R + scale_epsilon)^-1/4
       direction = A m G / max(sqrt(average of g^2 less its noise), epsilon)
 
-  with m the normalized first moment: Shampoo's direction times (d p)^(1/4), so that learning
-  rates are those of Adam. Eigenvalues that come out negative are noise and count as zero.
+  with m the normalized first moment: This is Shampoo's direction times (d p)^(1/4), so learning
+  rates are the same as for Adam. Eigenvalues that come out negative are noise and count as zero.
   Vectors have a scale per coordinate, `(nu / mean(nu) + scale_epsilon)^-1/2`.
 
-  A and G are about one: `l2_norm_clip` is in gradient units, though a record whose
-  gradient lies where gradients are large comes out shorter, by (d p)^(1/4) at most. They stay
-  as they are for `refresh_every` steps, in which correlated noise cancels as in DP-SGD.
-  Large `scale_epsilon` has the geometry of DP-SGD.
+  A and G are about one, so `l2_norm_clip` is in gradient units. A gradient in directions where
+  gradients are large becomes shorter, by at most the factor (d p)^(1/4). A and G stay fixed for
+  `refresh_every` steps. During these steps, correlated noise cancels as in DP-SGD. With a large
+  `scale_epsilon`, the geometry is that of DP-SGD.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moments, in [0, 1).
     epsilon: Floor of the root mean square, in gradient units, > 0.
     scale_epsilon: Added to eigenvalues relative to their mean, > 0.
-    refresh_every: Steps between two decompositions, in float64. XLA is slow at them on a CPU:
-      some eight seconds for a side of 512, where TensorFlow takes a tenth of one. There,
-      compile the model with `jit_compile=False` (Keras 3 chooses XLA by itself).
-    max_size: Longer sides are left as they are, as tables of embeddings mostly are.
+    refresh_every: Steps between two decompositions, in float64. On a CPU, XLA is slow at
+      decompositions: it takes about eight seconds for a side of 512, and TensorFlow a tenth of a
+      second. On a CPU, compile the model with `jit_compile=False`, because Keras 3 uses XLA by
+      default.
+    max_size: Longer sides are not scaled. Most embedding tables have such a side.
 
   Returns:
     A `contract.Rule` whose direction has no unit.
@@ -261,8 +262,9 @@ def dp_soap(
       nu = average of h^2 less its noise, which there is v / (a_i c_j)^2 at row i, column j
       direction = Q_A (normalized average of h / sqrt(max(nu, epsilon^2))) Q_G'
 
-  with a, c the eigenvalues of A and G. At a refresh the first moment moves to the new
-  coordinates; nu stays, as in SOAP. Vectors are Adam's, in their own coordinates.
+  with a, c the eigenvalues of A and G. At a refresh, the first moment is transformed to the new
+  coordinates, and nu stays the same, as in SOAP. Vectors are trained as by Adam, in their own
+  coordinates.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
@@ -270,7 +272,7 @@ def dp_soap(
     epsilon: Floor of the root of nu, in gradient units, > 0.
     scale_epsilon: Added to eigenvalues relative to their mean, > 0.
     refresh_every: Steps between two decompositions, see `dp_shampoo`.
-    max_size: Longer sides are left as they are.
+    max_size: Longer sides are not scaled.
 
   Returns:
     A `contract.Rule` whose direction has no unit.

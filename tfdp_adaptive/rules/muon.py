@@ -75,12 +75,12 @@ def dp_muon(
     nesterov: Whether they look ahead.
     steps: The number of steps of Newton and Schulz, >= 1; not used with `edge`.
     edge: Whether to drop singular values that noise alone would have, see `muon`.
-    exclude: Regular expressions. A matrix follows Adam if one of them matches in its path. In
-      federated processes variables have no names. `exclude` is refused there, and embedding
-      tables are treated as matrices; use `rules.partition` instead.
+    exclude: Regular expressions. A matrix is trained by Adam if one of these patterns occurs in its
+      path. In federated processes variables have no names. `exclude` is refused there, and
+      embedding tables are treated as matrices; use `rules.partition` instead.
     beta_1: Adam's decay of the first moment, in [0, 1).
     beta_2: Adam's decay of the second moment, in [0, 1).
-    epsilon: Adam's, in gradient units, >= 0.
+    epsilon: The stability constant of Adam, in gradient units, >= 0.
     relative_adam_learning_rate: The learning rate of Adam divided by that of Muon, > 0.
 
   Returns:

@@ -15,10 +15,10 @@ def non_private_noiseless_adam(
     scale_epsilon: Optional[float] = None, allow_non_private: bool = False) -> contract.Rule:
   """Use this diagnostic, which is NOT private, to see what noise in the second moment costs.
 
-  Adam with a preconditioner that sees no noise: the diagnostic of Ganesh et al. (2025),
-  arXiv:2507.01129, section 4.2. Its first moment is of the noised mean and its second moment of the
-  clean one: the most a better second moment could bring. Everything it makes, parameters included,
-  reveals the records: epsilon is infinite.
+  Adam with a preconditioner without noise, the diagnostic of Ganesh et al. (2025),
+  arXiv:2507.01129, section 4.2. The first moment is computed from the noisy mean and the second
+  from the clean mean. This shows the most that a better second moment could gain. All its results,
+  including the parameters, reveal the records. Epsilon is infinite.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).

@@ -76,19 +76,20 @@ def noisy_adagrad(
   ```
 
   Args:
-    participations: K >= 1, the largest number of steps one record is in. All
+    participations: K >= 1, the largest number of steps that one record takes part in. All
       steps with full batches. Batches must be fixed: no Poisson sampling.
-    dimension: k; V then comes from public gradients at the current parameters.
+    dimension: The dimension k of a subspace V that is computed from public gradients at the current
+      parameters.
     basis: A fixed [m, k] V of orthonormal columns, instead of `dimension`. With
       `diagonal`, both may be left out.
     diagonal: Whether S is kept as its diagonal.
-    mode: What is done with eigenvalues of H near zero: 'truncate' drops those
-      below `2 sqrt(k)` times the noise, 'floor' raises them to it, 'pinv' is
-      the paper's, which ascends along negative ones.
+    mode: How to treat eigenvalues of H near zero. 'truncate' drops those below 2 sqrt(k) times the
+      noise, and 'floor' raises them to this value. 'pinv' is the paper's choice, which moves uphill
+      along negative eigenvalues.
     epsilon: Stability constant with `diagonal`, in gradient units, > 0.
     relative_noise: Noise multiplier of the preconditioner's releases divided
       by that of the mean's.
-    method: 'exact' or 'randomized', how V is found.
+    method: 'exact' or 'randomized', the method that computes V.
     box: None, or (low, high) for every parameter; diagonal only.
     radius: None, or the largest L2 norm of all parameters together.
 

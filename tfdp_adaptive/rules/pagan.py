@@ -35,14 +35,14 @@ def pasan(
       direction = g / sqrt(total),   parameters projected onto the constraint set
 
   Records are projected onto `sum_j a_j g_j^2 <= l2_norm_clip^2`: the clip norm
-  is 1 where A holds the bound, as `tfdp.rules.pasan_ellipsoid` makes it. The paper's
-  output is the average of the iterates, which you can take over weights that you save.
+  is 1 where A holds the bound, as `tfdp.rules.pasan_ellipsoid` makes it. The paper's output is the
+  average of the iterates. You can average weights that you save.
 
   Args:
     ellipsoid: None (a ball), or a > 0: a number or one array per variable, in
-      inverse squared gradient units. From public data, or privately estimated;
-      never from private gradients as they are.
-    projection: pi_A: 'euclidean' (the paper's) or 'rescale' (cheaper).
+      inverse squared gradient units. Compute it from public data, or estimate it privately. Never
+      compute it from the exact private gradients.
+    projection: The projection pi_A: 'euclidean' (the paper's) or 'rescale' (cheaper).
     box: None, or (low, high) for every parameter.
     radius: None, or the largest L2 norm of all parameters together.
 

@@ -27,16 +27,16 @@ def dp_adam(beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8,
       mu = beta_1 * mu + (1 - beta_1) * g;   nu = beta_2 * nu + (1 - beta_2) * g^2
       direction = mu / (1 - beta_1^t) / (sqrt(nu / (1 - beta_2^t)) + epsilon)
 
-  Unlike Keras, which divides by `sqrt(nu) + epsilon`, `epsilon` is added to the
-  normalized root. The noise adds `(l2_norm_clip * noise_multiplier /
-  batch_size)^2` to `nu`: see `dp_adam_bc`, `dp_adam_ime`, `scale_then_privatize`.
+  `epsilon` is added to the root of the bias-corrected second moment. Keras adds it before the bias
+  correction. The noise adds (l2_norm_clip * noise_multiplier / batch_size)^2 to nu. `dp_adam_bc`,
+  `dp_adam_ime` and `scale_then_privatize` avoid this.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the second moment, in [0, 1).
     epsilon: In gradient units, >= 0.
-    amsgrad: Whether to divide by the largest `nu` so far (Reddi et al. 2018). The noise of a
-      single step then stays in it for good.
+    amsgrad: Whether to divide by the largest `nu` so far (Reddi et al. 2018). The noise of a single
+      step then stays in the largest nu forever.
 
   Returns:
     A `contract.Rule` whose direction has no unit, of order one per coordinate.
@@ -57,7 +57,7 @@ def dp_adagrad(initial_accumulator_value: float = 0.0, epsilon: float = 1e-8) ->
 
   Args:
     initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.
-    epsilon: In gradient units, >= 0; zero is the paper's (0/0 := 0).
+    epsilon: In gradient units, >= 0. The paper uses zero (0/0 := 0).
 
   Returns:
     A `contract.Rule` whose direction has no unit.
@@ -77,7 +77,8 @@ def dp_rmsprop(rho: float = 0.9, epsilon: float = 1e-8, momentum: float = 0.0,
   Args:
     rho: Decay of the second moment, in [0, 1).
     epsilon: In gradient units, >= 0.
-    momentum: Decay of a sum of these directions, which the parameters then follow, in [0, 1).
+    momentum: In [0, 1). If positive, the parameters follow a decaying sum of these directions, with
+      this decay.
     centered: Whether to divide by the root of the running variance, `nu` less the square of the
       running mean, in place of the running second moment.
 

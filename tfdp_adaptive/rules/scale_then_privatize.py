@@ -25,8 +25,8 @@ def scale_then_privatize(
       s_t = 1 / (sqrt(nu_hat_{t-1}) + scale_epsilon)
       g = (sum_j clip(s_t * g_j; zeta) + noise) / batch_size / s_t;   then Adam on g
 
-  `l2_norm_clip` (zeta) is in scaled units. A well preconditioned gradient has a norm of about the
-  square root of the number of parameters. The first step clips the raw gradients at
+  `l2_norm_clip` (zeta) is in scaled units. A gradient that is preconditioned well has a norm of
+  about the square root of the number of parameters. The first step clips the raw gradients at
   `l2_norm_clip * scale_epsilon`. If `l2_norm_clip * noise_multiplier / batch_size >= 1`, the scale
   amplifies the noise, and the second moment grows without bound.
 
@@ -35,11 +35,11 @@ def scale_then_privatize(
     beta_2: Decay of the second moment, in [0, 1).
     epsilon: Added to the root in the update, in gradient units, >= 0.
     scale_epsilon: Added to the root in the scale, in gradient units, > 0. A large value gives
-      DP-Adam with the clip norm `l2_norm_clip * scale_epsilon`. A small one gives small gradients
-      less noise. The default is for gradients of norm .1 to 10 and a clip norm that follows the
-      examples (`tfdp.clipping.Automatic`): with it, three of four tasks were within 2% of the
-      best of twelve choices. With a constant clip norm, take about .03 of the size of a
-      gradient's coordinate.
+      DP-Adam with the clip norm `l2_norm_clip * scale_epsilon`. A small value adds less noise to
+      coordinates with small gradients. The default is meant for gradients of norm 0.1 to 10 and an
+      adaptive clip norm (`tfdp.clipping.Automatic`). With the default, three of four tasks were
+      within 2% of the best of twelve choices. With a constant clip norm, take about 0.03 times the
+      size of a gradient's coordinate.
 
   Returns:
     A `contract.Rule` whose direction has no unit.

@@ -17,7 +17,7 @@ class State(NamedTuple):
 
 
 def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
-  """Use DP-SGD if all inputs and layers have one scale, or with correlated noise.
+  """Use DP-SGD if all inputs and layers have the same scale, or with correlated noise.
 
   SGD with momentum on the noisy gradient. With correlated noise it is DP-FTRL or DP-MF. Ganesh et
   al. (2025), arXiv:2507.01129, Algorithm 1 and section 4.5:
@@ -26,7 +26,7 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
       direction = m                  (Nesterov: g + momentum * m)
 
   Args:
-    momentum: In [0, 1). It is not damped: the direction grows to `g / (1 - momentum)`.
+    momentum: In [0, 1). The momentum is not damped, so the direction grows to g / (1 - momentum).
     nesterov: Whether to look ahead; needs `momentum > 0`.
 
   Returns:

@@ -17,14 +17,14 @@ def side_information_adam(
 
       direction = mu_hat / (sqrt(nu_hat) + epsilon)
 
-  `mu` comes from noisy gradients and `nu` from public data only. `nu` is given, or averaged over
+  mu comes from noisy gradients, and nu from public data only. nu is either given, or averaged over
   the public gradients of all steps. The data must be public. A held-out part of the private data is
   not public.
 
   Args:
     beta_1: Decay of the first moment, in [0, 1).
     beta_2: Decay of the online second moment, in [0, 1).
-    epsilon: In gradient units, >= 0; the paper has none (0/0 := 0).
+    epsilon: In gradient units, >= 0. The paper uses zero (0/0 := 0).
     second_moment: `nu_hat`, a number or one array per variable, in squared gradient units, >= 0;
       or None to average public gradients.
 
