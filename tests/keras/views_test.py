@@ -16,6 +16,7 @@ from tfdp_adaptive.batches import tags
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
+from tfdp_adaptive.keras import fixed_part
 from tfdp_adaptive.report import card_json
 
 keras = compat.keras
@@ -145,6 +146,75 @@ def test_layers_of_the_model_draw_anew_for_each_view():
   # Binomial(8, 1/2) for each of 50 weights. The same draw for all views would give 0 or 8.
   assert 4 - 6 * np.sqrt(2 / 50) < kept.mean() < 4 + 6 * np.sqrt(2 / 50) and len(set(
       kept.round())) > 3
+
+
+class Seen(keras.layers.Layer):
+  """Notes the rows that it is called with in eager steps; draws in vain on demand."""
+
+  def __init__(self, draws=False, **kwargs):
+    super().__init__(**kwargs)
+    self.draws, self.rows = draws, []
+
+  def call(self, inputs):
+    if tf.executing_eagerly() and not tf.is_symbolic_tensor(inputs):
+      self.rows.append(inputs.shape[0])
+    return inputs + 0 * tf.random.uniform(tf.shape(inputs)) if self.draws else inputs
+
+
+FIXED = {
+    'fixed': lambda x, seen, draw: draw(keras.layers.Dense(5, 'tanh', trainable=False)(seen(x))),
+    'weights that train': lambda x, seen, draw: draw(seen(keras.layers.Dense(5, 'tanh')(x))),
+    'draws': lambda x, seen, draw: keras.layers.Dense(5, trainable=False)(seen(draw(x))),
+    'read again': lambda x, seen, draw: keras.layers.Concatenate()([draw(seen(x)), x])}
+
+
+@pytest.mark.parametrize('kind', FIXED)
+@pytest.mark.parametrize('users', [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_comes_before_the_random_layers_runs_once_for_all_views(kind, users):
+  """Views that are all the same: the plain step, though layers see fewer rows."""
+  found = {}
+  plan = make_plan(steps=2, **(OF_USERS if users else {}))
+  of_users = dict(users=IDS, examples_per_user=2) if users else {}
+  for views in (1, 3):
+    keras.utils.set_random_seed(1)
+    seen, inputs = Seen(), keras.Input([D])
+    hidden = FIXED[kind](inputs, seen, Seen(draws=True))
+    model = tfdp.DPFunctional(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(tfdp.DPSGD(RATE, plan=plan, seed=2), loss='mse', views=views,
+                  run_eagerly=True)
+    model.fit(plan.batches((X, Y), **of_users), verbose=0)
+    found[views] = max(seen.rows), model.get_weights()
+  assert found[3][0] == found[1][0] * (1 if kind == 'fixed' else 3)
+  close(model, found[1][1])
+
+
+@pytest.mark.thorough(but=['chunks'])
+@pytest.mark.parametrize('way', ['chunks', 'budget', 'XLA'])
+def test_a_frozen_base_runs_once_in_a_sequential_model(way):
+  plan, found = make_plan(steps=2), {}
+  for views in (1, 3):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input([D])
+    base = keras.Model(inputs, keras.layers.Dense(5, 'tanh')(inputs))
+    base.trainable = False
+    model = make_model(plan, [base, keras.layers.Flatten(), Seen(draws=True)], views, **WAYS[way])
+    model.fit(plan.batches((X, Y)), verbose=0)
+    found[views] = model.get_weights()
+  parts = fixed_part.of(model)
+  assert parts.fixed.output_shape == (None, 5) and not parts.fixed.trainable_weights
+  np.testing.assert_array_equal(parts.rest(parts.fixed(X)), model(X))
+  close(model, found[1])
+
+
+@pytest.mark.parametrize('first,shape', [
+    ([keras.layers.Masking()], None), ([keras.layers.Dropout(0.5)], None),
+    ([keras.layers.Flatten(), keras.layers.Embedding(9, 4, trainable=False)], (None, 2 * D))],
+                         ids=['mask', 'draws', 'looks up'])
+def test_the_fixed_part_ends_before(first, shape):
+  model = tfdp.DPSequential([
+      keras.Input([D, 2]), *first, keras.layers.Dropout(0.5), keras.layers.Dense(1)])
+  parts = fixed_part.of(model)
+  assert (parts and parts.fixed.output_shape) == shape
 
 
 @pytest.mark.thorough

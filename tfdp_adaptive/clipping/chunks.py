@@ -217,10 +217,18 @@ def _bytes(tensor: tf.Tensor, unknown: int) -> int:
   return number * tensor.dtype.size
 
 
-def over_views(engine: interface.Engine, views: int) -> interface.Engine:
+def over_views(
+    engine: interface.Engine, views: int,
+    parts: Optional[Tuple[compat.Model, compat.Model]] = None) -> interface.Engine:
   """Returns an engine for records of which each example has `views` views.
 
   The outputs that it returns, for metrics, are those of the first view of each example.
+
+  Args:
+    engine: See `interface`.
+    views: The number of views.
+    parts: A model that gives all views of an example the same, and runs once for each, and the rest
+      of the model; or None.
   """
   if views == 1:
     return engine
@@ -228,6 +236,10 @@ def over_views(engine: interface.Engine, views: int) -> interface.Engine:
   def run(
       model: compat.Model, loss: interface.Loss, batch: interface.Batch,
       request: interface.Request) -> interface.Clipped:
+    if parts is not None:
+      fixed, model = parts
+      x = fixed(interface.joined(batch)[0].x, training=True)
+      batch = batch._replace(x=interface.divided(x, batch))
     clipped = engine(model, loss, with_views(batch, views), request)
     single = trees.absent(batch.examples)
     outputs, masks = trees.map(

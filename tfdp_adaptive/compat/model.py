@@ -96,6 +96,15 @@ def sequential_layers(model: stack.Model) -> List[Any]:
   return model.layers if stack.KERAS_3 or not model.inputs else list(model._self_tracked_trackables)
 
 
+def called_on(layer: stack.Layer, tensor: Any) -> Any:
+  """Returns the symbolic output of a layer that takes `tensor` alone, or None."""
+  for node in layer._inbound_nodes:
+    inputs, outputs = map(tf.nest.flatten, (node.input_tensors, node.output_tensors))
+    if inputs[0] is tensor and len(inputs) == len(outputs) == len(node.parent_nodes) == 1:
+      return outputs[0]
+  return None
+
+
 def input_structure(model: stack.Model) -> Any:
   """Returns the nest of a functional model's symbolic inputs, or None."""
   return getattr(model, '_inputs_struct' if stack.KERAS_3 else '_nested_inputs', None)

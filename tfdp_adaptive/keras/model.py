@@ -97,7 +97,8 @@ class DPModel(_Mixin):
                        f'Received: optimizer={optimizer!r}.')
     refuse_own(self, 'compute_loss')
     # The kinds of batches met since: the model may have changed before.
-    self.batch_kinds = types.SimpleNamespace(validated=set(), compared=set(), rows={}, specs=None)
+    self.batch_kinds = types.SimpleNamespace(
+        validated=set(), compared=set(), rows={}, parts=[], specs=None)
     AUDITED.discard(self)
     self._public_penalty, self.example_views = public_penalty, views
     self._compares = compare_first_step

@@ -25,7 +25,9 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public as public_lib
+from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import diagnostics
+from tfdp_adaptive.keras import fixed_part
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -101,12 +103,20 @@ def clip(
   speed = model.optimizer.performance
   chosen = engines.choose(speed.engine, model, request.asks, interface.joined(batch)[0].x)
   model.optimizer.run.engines[chosen.name] = None  # type: ignore[attr-defined]
-  engine = chunks.over_views(chosen, model.example_views)
+  engine = chunks.over_views(chosen, model.example_views, _parts(model))
   rows = None
   if speed.memory_budget is not None:
     rows = _rows_within(engine, model, loss, batch, request)
   return chunks.chunked(engine, speed.accumulation_steps, rows, model.reads_outputs())(
       model, loss, batch, request)
+
+
+def _parts(model: compat.Model) -> Optional[fixed_part.Parts]:
+  """Returns the model's `fixed_part`, which is looked for once, and not on replicas."""
+  kinds = model.batch_kinds
+  if model.example_views > 1 and not compat.has_replicas() and not kinds.parts:
+    kinds.parts.append(validation.on_a_thread(fixed_part.of, model))
+  return kinds.parts[0] if kinds.parts else None
 
 
 def _rows_within(engine: interface.Engine, model: compat.Model, loss: losses_lib.ExampleLoss,
