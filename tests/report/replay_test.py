@@ -79,9 +79,13 @@ def make_done(tmp_path_factory):
   return folder
 
 
-def edited(folder, change):
+def edited(folder, change, sealed=True):
+  """A file of digests as a trainer with the coins could write it, or anyone else."""
   header, *lines = map(json.loads, (folder / 'digests').read_text().splitlines())
   change(lines)
+  key = sampling_seed.opened(folder / 'coins')['key']
+  for line in lines if sealed else ():
+    line['seal'] = digests.seal(key, header['size'], line)
   (folder / 'edited').write_text('\n'.join(map(json.dumps, [header, *lines])))
   return 'edited'
 
@@ -107,10 +111,29 @@ def swapped(lines):
      'no digests of step 4'),
     (lambda lines: lines[0].update({'pass': 9}), 'nothing of a pass 9'),
     (lambda lines: lines[-1].update(step=99), 'no digests of step 5'),
-    (lambda lines: lines.append(dict(lines[-1], step=99)), 'steps that the pass does not have')])
+    (lambda lines: lines.append(dict(lines[-1], step=99)), 'steps that the pass does not have'),
+    (lambda lines: lines.insert(2, dict(lines[2], records=[])), 'at step 2 the coins draw')])
 def test_what_did_not_run_is_wrong(done, capsys, change, said):
   assert verify(done, log=edited(done, change)) == 3
   assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name, value', [
+    ('records', ['0' * 32]), ('step', 99), ('pass', 3), ('seal', '0' * 32)])
+def test_a_change_by_others_is_seen(done, capsys, name, value, line=3):
+  change = lambda lines: lines[line].update({
+      name: value + lines[line]['records'][1:] if name == 'records' else value})
+  assert verify(done, log=edited(done, change, sealed=False)) == 3
+  said = capsys.readouterr().out
+  assert 'not the ones that the run wrote' in said or 'no digests of step' in said
+
+
+@pytest.mark.parametrize('size, status', [(N + 1, 3), (-1, 2), (0, 2), ('"60"', 2)])
+def test_another_number_of_records_is_seen(done, capsys, size, status):
+  text = (done / 'digests').read_text().replace(f'"size": {N}', f'"size": {size}')
+  (done / 'edited').write_text(text)
+  assert verify(done, log='edited') == status
+  assert 'number of records' in capsys.readouterr().out or status == 2
 
 
 @pytest.mark.parametrize('coins, log, said', [

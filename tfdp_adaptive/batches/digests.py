@@ -3,7 +3,7 @@
 
 The file is SECRET, because it tells the sizes of batches. It is JSON Lines: a header, then one line
 for a batch. Digests are keyed by the coins of the run. Without the coins nobody can tell from a
-digest whether a record was used.
+digest whether a record was used, nor change a line without being noticed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Tuple, Union
 
 import numpy as np
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import runfolder
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.batches import sampling_seed
@@ -50,24 +51,36 @@ class Log:
 
   def write(self, step: int, taken: sources.Nest) -> None:
     """Writes the line of a batch of these records."""
-    line = {'pass': self._seed.passes, 'step': step,
-            'records': list(of_records(taken, self._seed.key(step)))}
+    key = self._seed.key(step)
+    line = {'pass': self._seed.passes, 'step': step, 'records': list(of_records(taken, key))}
+    line['seal'] = seal(key, self._size, line)
     if not self._path.exists():  # SECRET: it tells the sizes of the batches.
       header = {'format': _FORMAT, 'version': _VERSION, 'size': self._size}
       runfolder.create(self._path, (json.dumps(header) + '\n').encode())
-    with open(self._path, 'a', encoding='utf-8') as file:
-      file.write(json.dumps(line) + '\n')
+    with open(self._path, 'ab') as file:  # At once: a process that ends leaves no half of a line.
+      file.write((json.dumps(line) + '\n').encode())
 
 
 def of_records(taken: sources.Nest, key: int) -> Iterator[str]:
   """Yields the digest of each record of a nest of arrays [n, ...]."""
-  secret = hashlib.sha256(f'tfdp_adaptive.records {key}'.encode()).digest()
   for parts in zip(*sources.leaves(taken)):
-    digest = hashlib.blake2b(key=secret, digest_size=16)
+    digest = _keyed(key)
     for part in map(np.asarray, parts):
       digest.update(repr((part.shape, part.dtype.str)).encode())
       digest.update(repr(part.tolist()).encode() if part.dtype.kind in 'OSU' else part.tobytes())
     yield digest.hexdigest()
+
+
+def seal(key: int, size: int, line: Dict[str, Any]) -> str:
+  """Returns the digest of a line and of the number of records, which only the coins give."""
+  digest = _keyed(key)
+  digest.update(json.dumps([size, line['pass'], line['step'], line['records']]).encode())
+  return digest.hexdigest()
+
+
+def _keyed(key: int) -> Any:
+  secret = hashlib.sha256(f'tfdp_adaptive.records {key}'.encode()).digest()
+  return hashlib.blake2b(key=secret, digest_size=16)
 
 
 def read(path: pathlib.Path) -> Tuple[int, List[Dict[str, Any]]]:
@@ -82,10 +95,11 @@ def read(path: pathlib.Path) -> Tuple[int, List[Dict[str, Any]]]:
       raise ValueError('another format')
     for line in lines:
       if {key: type(value) for key, value in line.items()} != {
-          'pass': int, 'step': int, 'records': list} or not all(
+          'pass': int, 'step': int, 'records': list, 'seal': str} or not all(
               isinstance(one, str) for one in line['records']):
         raise ValueError('a line that is no batch')
-    return int(header['size']), lines
+    checks.whole(size=header['size'])
+    return header['size'], lines
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'{path} must be a file of digests, which `plan.batches(data, coins=PATH, '
                      f'digests_to=FILE)` writes. Received: {str(error)[:80]}.') from error

@@ -9,6 +9,7 @@ auditor trusts the trainer for one thing, that the steps were taken on these bat
 
 from __future__ import annotations
 
+import collections
 import pathlib
 from typing import Any, Dict, Iterator, List
 
@@ -73,6 +74,14 @@ def _run(name: str, entry: entry_lib.Entry, saved: Dict[str, Any], size: int,
     yield Finding(card_checks.WRONG, f'{name} took {entry.steps} steps, and there are no digests '
                                      f'of step {min(missing)}.')
     return
+  changed = [line['step'] for line in lines
+             if line['seal'] != digests.seal(saved['key'], size, line)]
+  if changed or plan.population_size not in (None, size):
+    where = 'the number of records' if plan.population_size not in (None, size) else (
+        f'those of step {changed[0]}')
+    yield Finding(card_checks.WRONG, f'{name}: the digests are not the ones that the run wrote. '
+                                     f'At least {where} differ.')
+    return
   by_number: Dict[int, str] = {}
   fixed = not any(note.startswith(_CHANGING) for note in entry.notes)
   for number in sorted({line['pass'] for line in lines}):
@@ -98,18 +107,18 @@ def _pass(
     start = starts[number - 1]
   else:
     start = 0
-  by_step = {line['step']: line['records'] for line in lines}
+  by_step = collections.defaultdict(list)
+  for line in lines:
+    by_step[line['step']].append(line['records'])
   drawn = plan.sampling.index_batches(plan, size, start, _Opened(saved['key'], number))
   for step, batch in enumerate(drawn, start):
-    recorded = by_step.pop(step, None)
-    if recorded is None:
-      continue
-    if len(recorded) != len(batch):
-      return f'at step {step} the coins draw another number of records than there are digests of.'
-    for index, digest in zip(batch.tolist(), recorded if fixed else ()):
-      if by_number.setdefault(index, digest) != digest:
-        return (f'at step {step} the digests are not those of the records that the coins draw: '
-                'one of them had another digest before.')
+    for recorded in by_step.pop(step, ()):  # A run that goes on may have drawn a batch before.
+      if len(recorded) != len(batch):
+        return f'at step {step} the coins draw another number of records than there are digests of.'
+      for index, digest in zip(batch.tolist(), recorded if fixed else ()):
+        if by_number.setdefault(index, digest) != digest:
+          return (f'at step {step} the digests are not those of the records that the coins draw: '
+                  'one of them had another digest before.')
     if not by_step:
       return ''
   return 'there are digests of steps that the pass does not have.' if by_step else ''
