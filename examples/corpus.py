@@ -44,11 +44,12 @@ _LONE_SURROGATE = re.compile('[\ud800-\udfff]')  # JSON can write what is no cha
 _SKIPPED_FOLDERS = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test'}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _OPENERS: Dict[str, Callable[..., Any]] = {'.xz': lzma.open, '.gz': gzip.open}
+HIDDEN = 'The line is not shown, because it may be private.'
 _JSON_SUFFIXES = ('.jsonl', '.ndjson', '.json')
 
 
 class DataError(errors.UsageError):
-  """A file of text or words cannot be used; the message names file and line."""
+  """A file of text or words cannot be used; the message names the file."""
 
 
 class Sentence(NamedTuple):
@@ -138,7 +139,7 @@ def read(path: Path, need_client: bool = False) -> Corpus:
   else:
     sentences = [Sentence(None, words) for piece in _pieces(lines) for words in tokenize(piece)]
   if not sentences:
-    raise DataError(f'{path}: no sentence of {MIN_WORDS} or more words in {len(lines)} lines.')
+    raise DataError(f'{path}: no sentence of {MIN_WORDS} or more words.')
   return Corpus(path.name, sentences, public=False)
 
 
@@ -163,11 +164,11 @@ def read_lines(path: Path) -> List[str]:
   if not content.strip():
     raise DataError(f'{path}: the file is empty.')
   lines = []
-  for number, line in enumerate(content.split(b'\n'), 1):
+  for line in content.split(b'\n'):
     try:
-      lines.append(line.decode('utf-8-sig' if number == 1 else 'utf-8').rstrip('\r'))
-    except UnicodeDecodeError as error:
-      raise DataError(f'{path}, line {number}: not UTF-8 text ({error.reason}).') from error
+      lines.append(line.decode('utf-8' if lines else 'utf-8-sig').rstrip('\r'))
+    except UnicodeDecodeError:
+      raise DataError(f'{path}: a line is not UTF-8 text. {HIDDEN}') from None
   return lines
 
 
@@ -179,33 +180,34 @@ def _is_json(path: pathlib.Path, lines: Sequence[str]) -> bool:
 
 
 def _json_sentences(path: Path, lines: Iterable[str], need_client: bool) -> Iterator[Sentence]:
-  for number, line in enumerate(lines, 1):
+  for line in lines:
     if line.strip():
-      client, text = _json_record(f'{path}, line {number}', line)
+      client, text = _json_record(path, line)
       if client is None and need_client:
-        raise DataError(f'{path}, line {number}: `client` is missing; user-level training must '
-                        'know whose text it is.')
+        raise DataError(f'{path}: `client` is missing in a line; user-level training must know '
+                        f'whose text it is. {HIDDEN}')
       for words in tokenize(text):
         yield Sentence(client, words)
 
 
-def _json_record(where: str, line: str) -> Tuple[Optional[str], str]:
+def _json_record(path: Path, line: str) -> Tuple[Optional[str], str]:
   try:
     record = json.loads(line)
-  except (ValueError, RecursionError) as error:
-    raise DataError(f'{where}: not valid JSON ({error}).') from error
+  except (ValueError, RecursionError):
+    raise DataError(f'{path}: a line is not valid JSON. {HIDDEN}') from None
   if not isinstance(record, dict):
-    raise DataError(f'{where}: must be an object with `text`. Received: {line.strip()[:60]}')
+    raise DataError(f'{path}: every line must be an object with `text`. Received: a '
+                    f'{type(record).__name__}. {HIDDEN}')
   texts = record['speeches'] if isinstance(record.get('speeches'), list) else [record]
   if not texts or not all(
       isinstance(text, dict) and isinstance(text.get('text'), str) for text in texts):
-    keys = ', '.join(map(repr, record)) or 'none'
-    raise DataError(f'{where}: `text` must be a string, or `speeches` a list of objects with one. '
-                    f'Received keys: {keys}.')
+    raise DataError(f'{path}: `text` must be a string in every line, or `speeches` a list of '
+                    f'objects with one. Received: a line without. {HIDDEN}')
   client = record.get('client')
   if (isinstance(client, bool) or not isinstance(client, (str, int, type(None)))
       or _LONE_SURROGATE.search(str(client))):
-    raise DataError(f'{where}: `client` must be a string or an integer. Received: {client!r}.')
+    raise DataError(f'{path}: `client` must be a string or an integer. Received: a '
+                    f'{type(client).__name__}. {HIDDEN}')
   return (None if client is None else str(client)), '\n\n'.join(text['text'] for text in texts)
 
 

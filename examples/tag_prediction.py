@@ -26,20 +26,20 @@ def read(path: corpus.Path) -> List[Question]:
     corpus.DataError: The file is missing or malformed, or has no tagged line.
   """
   questions = []
-  for number, line in enumerate(corpus.read_lines(path), 1):
+  for line in corpus.read_lines(path):
     if not line.strip():
       continue
     try:
       record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-      raise corpus.DataError(f'{path}, line {number}: not valid JSON ({error}).') from error
+    except (ValueError, RecursionError):
+      raise corpus.DataError(f'{path}: a line is not valid JSON. {corpus.HIDDEN}') from None
     if not isinstance(record, dict) or not record.get('tags'):
       continue
     tags, text = record['tags'], f"{record.get('title', '')}.\n\n{record.get('text')}"
     if not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
             and isinstance(record.get('text'), str) and 'client' in record):
-      raise corpus.DataError(f'{path}, line {number}: must have `client`, a string `text` and a '
-                             f'list of strings `tags`. Received keys: {list(record)}.')
+      raise corpus.DataError(f'{path}: every line with `tags` must have `client`, a string `text` '
+                             f'and a list of strings `tags`. Received: another. {corpus.HIDDEN}')
     words = tuple(word for sentence in corpus.tokenize(text) for word in sentence)
     questions.append(Question(str(record['client']), words, tuple(tags)))
   if not questions:

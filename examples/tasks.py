@@ -104,8 +104,7 @@ def load(text: Text, need_client: bool = False) -> Task:
   parts = corpus_lib.split(corpus.sentences)
   if not (parts.train and parts.validation and parts.test):
     raise corpus_lib.DataError(
-        f'{corpus.name}: {len(corpus.sentences)} sentences of '
-        f'{len(corpus_lib.by_client(corpus.sentences))} clients are too few to hold some out: one '
+        f'{corpus.name}: there are too few sentences or clients to hold some out: one '
         'client in ten (or one sentence in ten, without clients) is held out for validation, and '
         'as many for the test. Give a text of at least 50 clients, or 50 sentences without any. '
         'Sentences end at . ! ? : ; or a blank line.')

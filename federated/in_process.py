@@ -101,7 +101,7 @@ class InProcess(engines.PrivateFedAvg):
       return users.element_type_structure  # type: ignore[attr-defined]
     except AttributeError:
       raise ValueError('`train_data` must have `element_type_structure`, the `tf.TensorSpec`s of a '
-                       f'batch, as `Users` has. Received: {users!r:.60}.') from None
+                       f'batch, as `Users` has. Received: {type(users).__name__}.') from None
 
   def worker(self, number: int, spec: trees.Tree) -> _Worker:
     """Returns the worker of this number, made at its first use."""

@@ -125,7 +125,7 @@ def _train(
   try:
     answers, metrics, failed = ray.get(train.remote(weights, broadcast, clients))
   except ray.exceptions.RayActorError as error:
-    raise CallLostError(f'The actor of {len(clients)} clients was lost: {error}') from error
+    raise CallLostError(f'An actor was lost: {error}') from error
   except ray.exceptions.RayTaskError:
     raise  # An error of the model, as in process.
   except ray.exceptions.RayError as error:

@@ -76,15 +76,15 @@ def run(
   """
   if len(set(cohort)) != len(cohort):
     raise ValueError('`cohort` must have every client once at most: the noise is for one update '
-                     f'of a user in a round. Received: {len(cohort) - len(set(cohort))} repeated.')
+                     'of a user in a round. Received: a client twice or more often.')
   broadcast = tf.nest.map_structure(_numpy, process.broadcast(state))
   weights = tf.nest.map_structure(_numpy, state.global_model_weights)
   outcome = train(process, engine, weights, broadcast, cohort)
   if check_all_failed and cohort and len(outcome.failed) == len(cohort):
     first = next(iter(outcome.failed.values()))
     raise ClientsFailedError(
-        f'All {len(cohort)} clients of the round failed, so the model or the form of the data is '
-        f'at fault. The first error: {first}') from first
+        'All clients of the round failed, so the model or the form of the data is at fault. '
+        f' The first error: {first}') from first
   return outcome
 
 

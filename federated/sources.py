@@ -69,7 +69,7 @@ class Source(collections.abc.Mapping):
     sizes = {array.shape[:1] for array in arrays}
     if len(sizes) != 1 or sizes == {()}:
       raise ValueError('`examples` must hold arrays that are equally long along their first axis '
-                       f'for every user. Received: {[a.shape for a in arrays]} for {user!r}.')
+                       'for every user. Received: a user with others.')
     (size,), = sizes
     if most is not None and size > most:
       chosen = _drawn(size, most)
@@ -176,7 +176,7 @@ def of(examples: Mapping[User, trees.Tree]) -> Source:
     return examples
   if not isinstance(examples, collections.abc.Mapping) or not examples:
     raise ValueError('`examples` must map users to nests of arrays, one user at least. '
-                     f'Received: {examples!r:.60}.')
+                     f'Received: {type(examples).__name__}.')
   return Memory(examples)
 
 
@@ -274,7 +274,7 @@ def user_id(value: Union[User, np.generic], column: str) -> User:
   value = value.item() if isinstance(value, np.generic) else value
   if isinstance(value, bool) or not isinstance(value, (str, int)):
     raise ValueError(f'{column!r} must hold texts or whole numbers: a row without user belongs to '
-                     f'no record. Received: {value!r}.')
+                     f'no record. Received: a {type(value).__name__}.')
   return value
 
 
@@ -317,12 +317,12 @@ def _made_from(database: pathlib.Path) -> str:
 
 def _lines(path: pathlib.Path, user: str) -> Iterator[Tuple[str, str]]:
   with _OPENERS.get(path.suffix, open)(path, 'rt', encoding='utf-8') as file:
-    for number, line in enumerate(file, 1):
+    for line in file:
       if line.strip():
         try:
           one = json.loads(line)
           yield str(user_id(one[user], user)), line.strip()
-        except (ValueError, KeyError, TypeError) as error:
-          raise ValueError(f'{path}, line {number}: must be a JSON object with {user!r}, a text or '
-                           f'a whole number. Received: {line.strip()[:60]!r} ({error!r:.80}).'
-                           ) from error
+        except (ValueError, KeyError, TypeError):
+          raise ValueError(f'{path}: every line must be a JSON object with {user!r}, a text or a '
+                           'whole number. Received: another line, which is not printed, because '
+                           'it may be private.') from None

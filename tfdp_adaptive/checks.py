@@ -7,6 +7,8 @@ import numbers
 import sys
 from typing import Any, Callable, Collection, Dict
 
+import numpy as np
+
 
 def is_number(value: object) -> bool:
   """Returns whether `value` is a real number. Booleans are not."""
@@ -39,6 +41,14 @@ def whole(minimum: int = 1, **values: object) -> None:
   _require('a positive integer' if minimum == 1 else f'an integer >= {minimum}',
            lambda x: isinstance(x, numbers.Integral) and not isinstance(x, bool)
            and minimum <= int(x) <= sys.float_info.max, values)
+
+
+def rectangular(value: Any, wanted: str, dtype: Any = None) -> np.ndarray:
+  """Returns an array. NumPy's own errors print how many records there are, and values."""
+  try:
+    return np.asarray(value, dtype)
+  except (ValueError, TypeError):
+    raise ValueError(f'{wanted} Received: what NumPy makes no such array of.') from None
 
 
 def probability(**values: object) -> None:

@@ -213,7 +213,7 @@ def _checked_function(
   count = len(sources.leaves(some)[0])
   if together.ndim < 2 or len(together) != count or together.dtype.kind not in 'fiu':
     raise ValueError('`base` must return numbers [m, ...] for m records. Received: '
-                     f'shape {together.shape} and {together.dtype} for {count} records.')
+                     f'{together.ndim} axes of {together.dtype.type.__name__}, or another number.')
   if views is not None:
     return run
   if not np.array_equal(together, again, equal_nan=True):

@@ -163,7 +163,7 @@ def _scores(score: Optional[Score], model: model_lib.DPModel, x: trees.Tree, y: 
   values = np.asarray((score or _accuracy)(model, x, y), np.float64)
   if values.shape != (size,):
     raise ValueError('`score` must return one number, from 0 to 1, for each validation record. '
-                     f'Received: shape {values.shape} for {size} records.')
+                     f'Received: {values.ndim} axes, or another number of scores.')
   return values
 
 
@@ -173,7 +173,8 @@ def _accuracy(model: model_lib.DPModel, x: trees.Tree, y: trees.Tree) -> np.ndar
     labels = labels.argmax(-1)
   if outputs.ndim != 2 or outputs.shape[-1] < 2 or labels.size != len(outputs):
     raise ValueError('`score` must be given unless outputs are [n, classes] and labels classes. '
-                     f'Received: outputs {outputs.shape}, labels {labels.shape}.')
+                     f'Received: outputs of {outputs.ndim} axes, labels of {labels.ndim}, or '
+                     'another number of labels.')
   return outputs.argmax(-1) == labels.reshape(-1)
 
 

@@ -135,8 +135,8 @@ def test_tuning_takes_the_least_validation_loss_and_counts_its_runs(folder, monk
 @pytest.mark.parametrize('name, content, message', [
     ('missing.jsonl', None, 'missing.jsonl: cannot be read: No such file'),
     ('empty.jsonl', '', 'empty.jsonl: the file is empty'),
-    ('bad.jsonl', '{"text": "one two three"}\n{"text": ', 'bad.jsonl, line 2: not valid JSON'),
-    ('few.txt', 'One short sentence.', 'few.txt: 1 sentences of 0 clients are too few'),
+    ('bad.jsonl', '{"text": "one two three"}\n{"text": ', 'bad.jsonl: a line is not valid JSON'),
+    ('few.txt', 'One short sentence.', 'few.txt: there are too few sentences'),
 ])
 def test_unusable_data_ends_before_anything_is_written(
     tmp_path, folder, name, content, message, capsys):

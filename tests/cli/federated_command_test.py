@@ -74,7 +74,7 @@ def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize('text, message', [
-    ('{"text": "one two three"}', 'line 1: `client` is missing'),
+    ('{"text": "one two three"}', '`client` is missing in a line'),
     ('one two three', 'plain text does not say whose it is'),
 ])
 def test_text_without_users_is_refused(tmp_path, text, message, capsys):

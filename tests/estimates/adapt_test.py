@@ -40,7 +40,7 @@ def test_no_record_moves_the_sums_by_more_than_what_is_noised(features):
     assert distance <= 1 + 1e-9  # Noise of standard deviation 2 is on both.
     with warnings.catch_warnings():
       warnings.simplefilter('ignore')  # With few records the variances are noise.
-      mean, _ = adapt_lib._moments(other, bound, 2.0, np.random.default_rng(1))
+      mean, _ = adapt_lib._moments(other, bound, 2.0, len(other), np.random.default_rng(1))
     first = sums(other)[:features] * np.sqrt(2 * features) / 20
     np.testing.assert_allclose(mean, np.clip(first, -1, 1) * bound)
   assert np.linalg.norm(sums(np.full([1, features], 1e9)) - sums(
@@ -122,7 +122,9 @@ def test_adapted_layers_are_named():
     (dict(noise_multiplier=1.0), '`bound` must be given'),
     (dict(noise_multiplier=0, bound=1.0), 'noise_multiplier'),
     (dict(noise_multiplier=1.0, bound=-1.0), 'bound'),
-    (dict(noise_multiplier=1.0, bound=1.0, adjacency='replace'), 'adjacency')])
+    (dict(noise_multiplier=1.0, bound=1.0, adjacency='replace'), 'adjacency'),
+    (dict(noise_multiplier=1.0, bound=1.0, adjacency='add_remove'), 'number of records is private'),
+    (dict(noise_multiplier=1.0, bound=1.0, population_size=8), 'another number of records')])
 def test_bad_arguments(arguments, message):
   with pytest.raises(ValueError, match=message):
     tfdp.estimates.adapt(layers.Normalization(), np.ones([9, 2]), **arguments)

@@ -86,18 +86,18 @@ def test_plain_text_joins_lines_within_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize('lines, message', [
-    (['{"text": "one two three"}', '', '{"text": '], 'line 3: not valid JSON'),
-    (['{"text": "one two three"}', '["text"]'], r'line 2: must be an object.*\["text"\]'),
-    (['{"title": "x", "tags": 3}'], "line 1: `text` must be a string.*'title', 'tags'"),
-    (['{"text": 3}'], 'line 1: `text` must be a string'),
-    (['{"text": "x", "client": [1]}'], r'line 1: `client` must be .*\[1\]'),
-    (['{"text": "x", "client": true}'], 'line 1: `client` must be .*True'),
-    (['{"text": "x", "client": "\\ud800"}'], r"line 1: `client` must be .*'\\ud800'"),
-    (['[' * 100_000], 'line 1: not valid JSON'),
-    (['{"text": "too short"}'], 'no sentence of 3 or more words in 1 lines'),
+    (['{"text": "one two three"}', '', '{"text": '], 'a line is not valid JSON. .*not shown'),
+    (['{"text": "one two three"}', '["text"]'], 'every line must be an object.* a list'),
+    (['{"title": "x", "tags": 3}'], '`text` must be a string'),
+    (['{"text": 3}'], '`text` must be a string'),
+    (['{"text": "x", "client": [1]}'], '`client` must be .* a list'),
+    (['{"text": "x", "client": true}'], '`client` must be .* a bool'),
+    (['{"text": "x", "client": "\\ud800"}'], '`client` must be .* a str'),
+    (['[' * 100_000], 'a line is not valid JSON'),
+    (['{"text": "too short"}'], 'no sentence of 3 or more words'),
     (['', '  '], 'the file is empty'),
 ])
-def test_malformed_files_name_the_line(tmp_path, lines, message):
+def test_malformed_files_say_what_is_wrong(tmp_path, lines, message):
   with pytest.raises(corpus.DataError, match=message):
     corpus.read(write(tmp_path / 'bad.jsonl', *lines))
 
@@ -106,7 +106,7 @@ def test_a_missing_client_is_refused_where_it_matters(tmp_path):
   lines = ['{"text": "one two three", "client": 1}', '', '{"text": "one two three"}']
   path = write(tmp_path / 'a.jsonl', *lines)
   assert len(corpus.read(path).sentences) == 2
-  with pytest.raises(corpus.DataError, match='line 3: `client` is missing'):
+  with pytest.raises(corpus.DataError, match='`client` is missing in a line'):
     corpus.read(path, need_client=True)
   with pytest.raises(corpus.DataError, match='plain text does not say whose it is'):
     corpus.read(write(tmp_path / 'a.txt', 'one two three'), need_client=True)
@@ -118,7 +118,7 @@ def test_unreadable_files(tmp_path):
   with pytest.raises(corpus.DataError, match='cannot be read: Is a directory'):
     corpus.read(tmp_path)
   (tmp_path / 'bytes.txt').write_bytes(b'fine here\n\xff\xfe\n')
-  with pytest.raises(corpus.DataError, match='line 2: not UTF-8'):
+  with pytest.raises(corpus.DataError, match='a line is not UTF-8'):
     corpus.read(tmp_path / 'bytes.txt')
   (tmp_path / 'cut.txt.xz').write_bytes(lzma.compress(b'one two three ' * 99)[:-20])
   with pytest.raises(corpus.DataError, match='cut.txt.xz: cannot be read'):

@@ -194,5 +194,5 @@ def test_a_client_that_is_named_twice_is_refused():
   class Twice:
     client_ids = ['user0', 'user1', 'user0', 'user2', 'user3', 'user4']
 
-  with pytest.raises(ValueError, match=r"(?s)every client once.*1 too many, \['user0'\]"):
+  with pytest.raises(ValueError, match='(?s)every client once.*some more often'):
     tfdp.federated.simulate(make(), Twice())

@@ -166,7 +166,7 @@ def test_clients_and_actors_that_are_lost(cluster, tmp_path):
   np.testing.assert_allclose(regression.flat(result.weights), regression.flat(expected.weights),
                              rtol=1e-5)
   nobody = Odd(regression.make_users(4), batch_size=4, unreadable=list(regression.make_users(4)))
-  with pytest.raises(rounds.ClientsFailedError, match='All 4 clients .* gone offline'):
+  with pytest.raises(rounds.ClientsFailedError, match='All clients .* gone offline'):
     simulate(build(plan), nobody, workers='ray:1', rounds=1)
 
 

@@ -179,7 +179,7 @@ def test_every_row_must_say_whose_it_is(wrong, tmp_path):
         batch_size=1)
   path = tmp_path / 'lines.jsonl'
   path.write_text('\n'.join(map(json.dumps, rows)), encoding='utf-8')
-  with pytest.raises(ValueError, match='line 4: must be a JSON object with .who.'):
+  with pytest.raises(ValueError, match='every line must be a JSON object with .who.'):
     users_lib.Users.from_json_lines(path, user='who', batch_size=1)
   assert [one.name for one in tmp_path.iterdir()] == ['lines.jsonl']  # Nothing half made is left.
 
@@ -199,7 +199,7 @@ def test_json_lines_are_streamed_once_and_again_when_they_change(tmp_path):
   assert database.stat().st_mtime_ns == first
   path.write_text(json.dumps({**ROWS[0], 'who': 'new'}), encoding='utf-8')
   assert read().client_ids == ['new']
-  with pytest.raises(ValueError, match='line 1: must be a JSON object with .x.'):
+  with pytest.raises(ValueError, match='every line must be a JSON object with .x.'):
     read(user='x')  # Another column is another file.
   other = tmp_path / 'other'
   other.write_text('something else', encoding='utf-8')

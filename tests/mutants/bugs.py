@@ -462,7 +462,7 @@ _BY_FILE = {
     'tfdp_adaptive/batches/views.py': [
         ('a view counts like an example', 'w / np.float32(self.count)', 'w',
          'A record is the mean of its views, and a user that of its examples.', _VIEWS),
-        ('views of any shape', 'value.shape == place.shape[1:] and (', 'True or (',
+        ('views of any shape', 'value.shape == place.shape[1:] for', 'True for',
          'NumPy would spread a single number over an example.', _VIEWS),
     ],
     'tfdp_adaptive/clipping/chunks.py': [
@@ -787,7 +787,7 @@ _BY_FILE = {
          'As above, in the state itself.', _RUNS),
     ],
     'federated/simulation.py': [
-        ('a client under two places', 'if len(counts) < len(client_ids):', 'if False:',
+        ('a client under two places', 'if different < len(client_ids):', 'if False:',
          'It takes part twice in a round.', 'federated/identity_test.py'),
         ('rounds beyond the budget',
          'if max_epsilon is None or plan.epsilon(rounds, rule=rule) <= max_epsilon:', 'if True:',

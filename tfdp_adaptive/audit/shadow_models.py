@@ -111,8 +111,8 @@ def logit_scores(probabilities: Sequence[Sequence[float]], labels: Sequence[int]
 def _checked(scores: Sequence[float], records: int) -> np.ndarray:
   scores = np.asarray(scores, np.float64)
   if scores.shape != (records,) or not np.all(np.isfinite(scores)):
-    raise ValueError(f'`train` must return one finite score for each of {records} records. '
-                     f'Received: scores of shape {scores.shape}.')
+    raise ValueError('`train` must return one finite score for each record. Received: '
+                     f'{scores.ndim} axes, another number of scores, or some that are not finite.')
   return scores
 
 

@@ -182,8 +182,8 @@ class Memory:
 
   def write(self, places: np.ndarray, values: np.ndarray) -> None:
     if values.shape[1:] != self.array.shape[1:] or len(values) != len(places):
-      raise ValueError('`base` must give features of one shape for each record. Received: shape '
-                       f'{values.shape[1:]} after {self.array.shape[1:]}.')
+      raise ValueError('`base` must give features of one shape for each record. Received: other '
+                       'features than of the first records, or another number of them.')
     self.array[places] = values
     self.rows += len(places)
 

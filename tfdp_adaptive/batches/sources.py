@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
@@ -273,16 +274,13 @@ def _array(value: Data, axes: int = 1) -> np.ndarray:
   if value is None:
     raise ValueError(f'{_NOT_ARRAYS}Received: None among its parts. If an input is optional, leave '
                      'it out of a dictionary of inputs.')
-  try:
-    array = np.asarray(value)
-  except ValueError as error:
-    raise ValueError('`data` must be rectangular arrays with the example as leading axis; pad '
-                     'examples of different lengths first. (Inputs and labels are a tuple '
-                     '`(x, y)`; a list is one array.)') from error
+  array = checks.rectangular(
+      value, '`data` must be rectangular arrays with the example as leading axis; pad examples of '
+      'different lengths first. (Inputs and labels are a tuple `(x, y)`; a list is one array.)')
   held = array.dtype != object or all(isinstance(item, (str, bytes)) for item in array.ravel())
   if array.ndim < axes or not held:
     once = hasattr(value, '__next__')
     raise ValueError(f'{_NOT_ARRAYS}Received: a part of type {type(value).__name__}' + (
         ', which can be read only once, and in its order. Make a `tf.data.Dataset` of it, or '
-        'arrays.' if once else f', {array.ndim} axes, dtype={array.dtype}.'))
+        'arrays.' if once else f', {array.ndim} axes of {array.dtype.type.__name__}.'))
   return array

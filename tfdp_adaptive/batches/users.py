@@ -25,10 +25,10 @@ IdsLike = Union[np.ndarray, Sequence[Any]]  # Integers or strings.
 
 def checked(ids: IdsLike, size: int) -> np.ndarray:
   """Returns the user ids of `size` examples as an array; raises if one is missing."""
-  ids = np.asarray(ids)
+  ids = checks.rectangular(ids, '`users` must hold one id for every example.')
   if ids.shape != (size,) or ids.dtype.kind not in 'iuSUO':
     raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
-                     f'example. Received: {ids.ndim} axes of {ids.dtype}, or another number of '
+                     f'example. Received: {ids.ndim} axes of {ids.dtype.type.__name__}, or another number of '
                      'ids than of examples.')
   if ids.dtype == object and not any(
       all(isinstance(one, kind) for one in ids) for kind in (str, bytes, int)):
@@ -131,7 +131,7 @@ class OwnedExamples(Examples):
   def __init__(self, examples: sources.Source, owners: IdsLike, most: int,
                seed: sampling_seed.SamplingSeed) -> None:
     super().__init__(examples)
-    ids = np.asarray(owners)
+    ids = checks.rectangular(owners, '`users` must be [n] or [n, owners] ids.')
     if ids.ndim != 2 or len(ids) != len(examples):
       ids = checked(owners, len(examples))
     self._used = functools.lru_cache(1)(lambda: poisson.kept(

@@ -79,23 +79,22 @@ class Views:
     one, there = (example, places) if pair else (example[0], places[0])
     view = self.augment(*one) if pair and _takes_two(self.augment) else self.augment(one)
     view = tuple(view) if pair and isinstance(view, list) else view
+    differs, pairs = 'structure', []
     try:
       tf.nest.assert_same_structure(one, view)
-      values = [np.asarray(value) for value in tf.nest.flatten(view)]
-      fits = all(value.shape == place.shape[1:] and (
-          value.dtype.kind in 'OSU' if place.dtype == object else
-          np.can_cast(value.dtype, place.dtype, 'same_kind'))
-                 for value, place in zip(values, tf.nest.flatten(there)))
+      pairs = [(np.asarray(a), b) for a, b in zip(tf.nest.flatten(view), tf.nest.flatten(there))]
+      shapes = all(value.shape == place.shape[1:] for value, place in pairs)
+      types = all(value.dtype.kind in 'OSU' if place.dtype == object else
+                  np.can_cast(value.dtype, place.dtype, 'same_kind') for value, place in pairs)
+      differs = '' if shapes and types else 'type' if shapes else 'shape'
     except (TypeError, ValueError):
-      fits = False
-    if not fits:
-      received = [tf.nest.map_structure(lambda a: (np.shape(a), np.asarray(a).dtype.name), nest)
-              for nest in (view, one)]
+      pass
+    if differs:
       raise ValueError(
           '`augment` must return one view of the example that it is given, of the same structure, '
-          f'shapes and types. Received: {received[0]} for {received[1]}. Change sizes and types of '
+          f'shapes and types. Received: a view of another {differs}. Change sizes and types of '
           'all examples before `plan.batches`.')
-    for value, place in zip(values, tf.nest.flatten(there)):
+    for value, place in pairs:
       place[0] = value if value.shape or place.dtype != object else value.item()
 
 

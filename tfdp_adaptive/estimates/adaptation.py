@@ -16,7 +16,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import privacy
-from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.estimates import release
 from tfdp_adaptive.estimates import vocabulary
 from tfdp_adaptive.independence import disclosures
@@ -29,7 +28,8 @@ def adapt(
     bound: Optional[npt.ArrayLike] = None,
     size: Optional[int] = None, words_per_record: int = 100, target_delta: float = 1e-6,
     delta: float = 1e-9, adjacency: str = 'zero_out', unit: str = 'example',
-    public: Optional[str] = None, seed: Optional[int] = None) -> privacy.Ledger:
+    population_size: Optional[int] = None, public: Optional[str] = None,
+    seed: Optional[int] = None) -> privacy.Ledger:
   """Adapts a preprocessing layer privately and records the cost in the ledger of its weights.
 
   `Normalization`: the values of each record are clipped to `[-bound, bound]` per feature. The sums
@@ -53,6 +53,7 @@ def adapt(
       delta, which must be larger.
     adjacency: 'zero_out' or 'add_remove'. It must be the same as in the plan of the training.
     unit: 'example' or 'user': what one record of `data` is.
+    population_size: Under 'add_remove', a public number close to the number of records.
     public: If `data` are public, where they come from. The layer is then adapted exactly, at no
       cost, and the statement repeats this text.
     seed: For tests only.
@@ -80,14 +81,19 @@ def adapt(
                      "`public='where they come from'`.")
   checks.positive(noise_multiplier=noise_multiplier)
   checks.one_of(('zero_out', 'add_remove'), adjacency=adjacency)
+  planned = lambda count: release.plan(
+      count, noise_multiplier=noise_multiplier, target_delta=target_delta, adjacency=adjacency,
+      population_size=population_size, unit=unit, seed=seed)
   extra, rng = 0.0, np.random.default_rng(seed)
   if isinstance(layer, compat.keras.layers.Normalization):
     records = _numbers(data)
-    _set_moments(layer, records, *_moments(records, bound, noise_multiplier, rng))
+    plan = planned(len(records))
+    _set_moments(layer, records, *_moments(records, bound, noise_multiplier, plan.batch_size, rng))
   elif isinstance(layer, (compat.keras.layers.StringLookup, compat.keras.layers.TextVectorization)):
     if size is None:
       raise ValueError('`size` must be given: the most words to keep. Received: size=None.')
     records, extra = compat.words_of(layer, data), delta
+    plan = planned(len(records))
     found = vocabulary.private_vocabulary(
         {str(i): words for i, words in enumerate(records)}, size, delta=delta, seed=seed,
         noise_multiplier=noise_multiplier, words_per_user=words_per_record)
@@ -95,12 +101,7 @@ def adapt(
   else:
     raise ValueError('`layer` must be a Normalization, StringLookup or TextVectorization. '
                      f'Received: {type(layer).__name__}. Give others their state from public data.')
-  count = len(records)
-  plan = privacy.PrivacyPlan(
-      batch_size=count, population_size=count, population_is_public=True, steps=1, l2_norm_clip=1.0,
-      noise_multiplier=float(noise_multiplier), target_delta=target_delta, adjacency=adjacency,
-      unit=unit, sampling=sampling.Poisson(), seed=seed)
-  note = f'{layer.name} was adapted privately to {count} records; its cost is one of the runs'
+  note = f'{layer.name} was adapted privately; its cost is one of the runs'
   if extra:
     note += f', and {extra:g} of delta is for words of one record alone'
   entry = release.entry(plan, disclosures.label(layer), f'{note}.', delta=extra)
@@ -109,7 +110,7 @@ def adapt(
 
 
 def _numbers(data: npt.ArrayLike) -> np.ndarray:
-  records = np.asarray(data, np.float64)
+  records = checks.rectangular(data, '`data` must be [n, d] numbers.', np.float64)
   if records.ndim != 2 or 0 in records.shape:
     raise ValueError('`data` must be [n, d] numbers for a Normalization. Received: '
                      f'{records.ndim} axes, or none along one of them.')
@@ -117,10 +118,10 @@ def _numbers(data: npt.ArrayLike) -> np.ndarray:
 
 
 def _moments(
-    records: np.ndarray, bound: Optional[npt.ArrayLike], noise_multiplier: float,
+    records: np.ndarray, bound: Optional[npt.ArrayLike], noise_multiplier: float, count: float,
     rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray]:
-  """Returns noisy means and variances [d]."""
-  count, features = records.shape
+  """Returns noisy means and variances [d], of sums over a public number of records."""
+  features = records.shape[1]
   if bound is None:
     raise ValueError('`bound` must be given: the largest size of a value, from public knowledge. '
                      'Received: bound=None.')

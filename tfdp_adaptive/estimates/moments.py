@@ -232,7 +232,7 @@ def _sensitivity(adjacency: str, a: float, b: float, nonnegative: bool) -> float
 def _targets(
     targets: npt.ArrayLike, classes: Optional[int], count: int) -> Tuple[np.ndarray, bool]:
   """Returns the targets [n, k], and whether they are one-hot."""
-  values = np.asarray(targets)
+  values = checks.rectangular(targets, '`targets` must be classes or numbers.')
   if len(values) != count:
     raise ValueError('`targets` must have one row for each record of `features`. Received: '
                      'another number of rows.')
@@ -249,7 +249,8 @@ def _targets(
   values = values[:, np.newaxis] if values.ndim == 1 else values
   if values.ndim != 2 or values.dtype.kind not in 'biuf':
     raise ValueError('`targets` must be [n] classes, or [n] or [n, k] numbers. Received: shape '
-                     f'[n, {", ".join(map(str, values.shape[1:]))}] of {values.dtype}.')
+                     f'[n, {", ".join(map(str, values.shape[1:]))}] of '
+                     f'{values.dtype.type.__name__}.')
   return values.astype(np.float64), False
 
 

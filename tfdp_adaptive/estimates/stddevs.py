@@ -34,9 +34,10 @@ def private_stddevs(
   Returns:
     [d] float64, `scale * 2**-t` for t in 1..rounds.
   """
-  z = np.asarray(records, np.float64)
+  z = checks.rectangular(records, '`records` must be a [n, d] matrix of numbers.', np.float64)
   if z.ndim != 2 or 0 in z.shape:
-    raise ValueError(f'`records` must be a [n, d] matrix. Received: shape {z.shape}.')
+    raise ValueError('`records` must be a [n, d] matrix. Received: '
+                     f'{z.ndim} axes, or none along one of them.')
   checks.positive(scale=scale, moment_ratio=moment_ratio)
   if moment_ratio < 1:
     raise ValueError(f'`moment_ratio` must be >= 1. Received: moment_ratio={moment_ratio}.')
