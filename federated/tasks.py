@@ -84,7 +84,7 @@ def stackoverflow(
 def of_file(
     path: sources.Path, features: Mapping[str, Any], preprocess: sources.Preprocess, held_out: str,
     held_out_users: int, **sizes: Any) -> Tuple[users_lib.Users, tf.data.Dataset]:
-  """Returns the users of TFF's SQLite file, and batches of other users, or of other examples.
+  """Returns the users of TFF's SQLite file, and test batches with other users or other examples.
 
   Args:
     path: The file.

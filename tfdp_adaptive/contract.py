@@ -46,25 +46,25 @@ Stddevs = Tuple['Scalar', 'Scalar']  # Standard deviations on the mean and on th
 
 
 class Statistic(NamedTuple):
-  """A release of an ask in addition to the mean of clipped records. Static.
+  """A release in addition to the mean of clipped records. Static.
 
   Attributes:
     per_record_square: Whether the engine must also return the sum over records
       of the squared clipped record.
     measure: `(mean, square, clip_norm, secret) -> (value, secret)`; `mean` and
       `square` are clean sums over the batch divided by the batch size.
-    stddevs: `(clip_norm, batch_size, adjacency) -> (std_mean, std_value)`, the
-      noise on mean and value for a noise multiplier of one, so that both
-      together cost what the mean alone costs.
+    stddevs: (clip_norm, batch_size, adjacency) -> (std_mean, std_value), the noise on mean and
+      value at noise multiplier one. With this noise, both releases together cost as much as the
+      mean alone.
     specs: `specs -> specs` of the value.
-    init: `specs -> secret`, the CLEAN state the statistic carries over steps;
-      `()` for most. It is as private as the records.
-    amplifiable: Whether the value depends on the present batch only. Otherwise amplification by
+    init: specs -> secret, the CLEAN state that the statistic keeps between steps; () for most. It
+      is as private as the records.
+    amplifiable: Whether the value depends on the current batch only. Otherwise amplification by
       sampling must not be claimed.
     private: False for the noiseless diagnostic, which has no guarantee.
-    participations: If positive, `stddevs` holds for records that take part in at most so many
-      steps, whatever their distance. The plan must ensure this.
-    relative_noise: The noise multiplier of a value that is not amplifiable, divided by that of the
+    participations: If positive, `stddevs` is valid for records that take part in at most this
+      number of steps, at any distance. The plan must ensure this.
+    relative_noise: For a value that is not amplifiable: its noise multiplier divided by that of the
       mean. Such a value is accounted for separately.
   """
 
@@ -108,7 +108,7 @@ class SideQuery(NamedTuple):
 
 
 class Ask(NamedTuple):
-  """A clipped sum that a rule asks for at every step. Static."""
+  """A clipped sum that a rule needs in every step. Static."""
 
   projection: str = 'rescale'  # | 'euclidean': exact projection, see clipping.
   second: Optional[Statistic] = None
@@ -126,11 +126,11 @@ class Ask(NamedTuple):
 class Kronecker:
   """The scale of one variable by a matrix on either side: W is measured as `left W right'`.
 
-  A variable is treated as matrices [d, p], one behind the other in memory, all with the same two
-  sides. p is the product of its last axes, d that of the axes before them. It is a leaf of trees.
+  A variable is treated as a stack of matrices [d, p] with the same two scales. p is the product of
+  its last axes, and d the product of the axes before them. It is a leaf of trees.
 
   Attributes:
-    left: [d, d], invertible, or [d] > 0 for a diagonal; ones for no scale.
+    left: [d, d], invertible, or [d] > 0 for a diagonal matrix. Ones mean no scale.
     right: [p, p] or [p].
   """
 
@@ -146,7 +146,7 @@ class Groups(NamedTuple):
 
 
 class Query(NamedTuple):
-  """The geometry of one ask at one step; a public function of past releases."""
+  """The scaling of one query at one step, a public function of past releases."""
 
   scale: Tree = ()  # s_t > 0, or `Kronecker`s: records are clipped and noised as s_t * g.
   relative_clip: Scalar = 1.0  # [] times `l2_norm_clip`, in scaled units.
@@ -158,7 +158,7 @@ Queries = Tuple[Query, ...]  # One per ask, as are sums and releases.
 
 
 class Sums(NamedTuple):
-  """Sums over records; additive over records, chunks and replicas. SECRET."""
+  """Sums over records. They can be added over chunks and replicas. SECRET."""
 
   total: Tree
   square: Tree = ()
@@ -166,12 +166,11 @@ class Sums(NamedTuple):
 
 
 class Release(NamedTuple):
-  """The noised answer to one ask, in scaled space.
+  """The noisy answer to one query, in scaled space.
 
-  `variance` is the square of the noise standard deviation actually injected
-  into every coordinate of `mean`: adjacency, budget share and the row norm of
-  the mechanism included. A rule that unscales divides it by `scale**2`; behind a
-  `Kronecker` the noise N has E[N N'] = variance tr((right' right)^-1) (left' left)^-1.
+  `variance` is the variance of the noise in every coordinate of `mean`. It accounts for adjacency,
+  budget share and the row norm of the mechanism. A rule that unscales divides it by `scale**2`;
+  behind a `Kronecker` the noise N has E[N N'] = variance tr((right' right)^-1) (left' left)^-1.
   """
 
   mean: Tree
@@ -225,7 +224,7 @@ class Rule(NamedTuple):
   """A private optimizer's update, as pure TensorFlow functions.
 
   Attributes:
-    init: `specs -> state`, a NamedTuple of trees of tensors.
+    init: specs -> state, a NamedTuple of trees of tensors.
     query: `(state, public) -> (Query, ...)`, one per ask.
     update: `(state, releases, public) -> (direction, state)`; parameters move
       by `-learning_rate * direction`.
@@ -233,8 +232,8 @@ class Rule(NamedTuple):
     public: None, 'mean', 'records' or 'factors': the public gradients at the current
       parameters that `query` and `update` need, or their factors; see `clipping.public`.
     public_due: For a rule that needs factors, `state -> []` bool: whether this step needs them.
-      In other steps they may be zeros. None if all steps need them. It reads the state of the
-      rule itself, so wrappers with another state must not pass it on.
+      In other steps, the factors may be zeros. None if all steps need them. The function reads the
+      state of this rule, so a wrapper with another state must not use it unchanged.
     project: `(state, params) -> params`, applied after the learning-rate step.
     name: The factory's name, for statements and errors.
     independent_noise: Whether the noise of different steps must be independent. Adapters then
@@ -243,8 +242,8 @@ class Rule(NamedTuple):
       noise standard deviation per coordinate of the released mean and number of parameters.
     elementwise: Whether `update` treats every coordinate by itself. An adapter may then compile
       it into one pass over the memory.
-    own_clip: Whether the rule moves its clip norm or scales matrices (`Kronecker`), so that no
-      wrapper may move or split the clip norm.
+    own_clip: Whether the rule itself changes its clip norm or scales matrices (`Kronecker`). No
+      wrapper may then adapt or split the clip norm.
   """
 
   init: Callable[[Tree], Tree]

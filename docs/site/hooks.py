@@ -99,8 +99,8 @@ INTRODUCTIONS = {
     'federated': ('Several engines run a round; [Federated training](../guides/federated.md) says '
                   'what each of them needs.'),
     'queries': 'Needs tensorflow_privacy, see [Installing](../guides/installing.md).',
-    'rules': ('A rule that has a Keras optimizer is described there. The other names on this page '
-              'combine rules, or are what rules are made of.'),
+    'rules': ('If a rule has a Keras optimizer, the page of the optimizer describes it. The other '
+              'names on this page combine rules, or are the parts of a rule.'),
 }
 _OF_OPTIMIZERS = ('Every optimizer also takes the [arguments of `DPOptimizer`](common.md), such as '
                   '`plan`, by name.')

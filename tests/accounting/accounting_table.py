@@ -30,8 +30,8 @@ take part 0.3 to 1,000 times, and any size of epsilon. `composition_test.random_
 them.'''),
     'allocation': (range(1000, 1100), '''Random allocation
 
-2 to 200 batches in a round, up to {most:.0f} rounds, delta from 1e-8 to 1e-3. The law of one round
-comes from a Fourier transform of lognormals.'''),
+2 to 200 batches in a round, up to {most:.0f} rounds, delta from 1e-8 to 1e-3. The distribution of
+the loss in one round comes from a Fourier transform of lognormals.'''),
     'examples': (range(1100, 1200), '''Users whose examples are sampled
 
 2 to 8 examples of a user, 10 to {most:.0f} steps, delta from 1e-8 to 1e-3. In the two plans
@@ -40,9 +40,9 @@ that are called below the truth, the integral errs: dp_accounting's upper bounds
 PLANS = 1200
 TEXT = '''# Epsilon against an independent accountant
 
-Made by `make accounting-table` from random plans. The accountant of the library is compared with
-`tests/accounting/accounting_oracle.py`, which shares nothing with it: no grid of losses, no
-transform of one, but an integral over the moment generating function.
+Made by `make accounting-table` from random plans. It compares the library's accountant with
+`tests/accounting/accounting_oracle.py`, which shares no method with it. The library transforms a
+grid of losses. The oracle integrates the moment generating function.
 '''
 SECTION = '''
 ## {title}
@@ -53,10 +53,10 @@ SECTION = '''
 
 Worst: {worst}
 
-Epsilons below the truth by more than the error of the independent accountant: {below}. This
-error is {error:g} of the logarithm of delta, where a record takes part less than about once.
-Plans that the independent accountant could not decide: {open}. Median time of an epsilon:
-{median:.2g} seconds of one core, at most {slowest:.2g}.
+Number of epsilons below the truth by more than the error of the independent accountant: {below}.
+This error is {error:g} of the logarithm of delta, if a record takes part less than about once.
+Plans for which the independent accountant gave no answer: {open}.
+Median time of an epsilon: {median:.2g} seconds of one core, at most {slowest:.2g}.
 '''
 
 

@@ -46,14 +46,14 @@ that the plan needs for the claim at delta = {delta:g}.
   refutes the claim.
 * **noise** is the measured standard deviation of the noise, divided by the announced one.
 * **bound** is the epsilon that the canaries prove with confidence {confidence}, by
-  `one_run_epsilon`. If the claim has no amplification, `one_run_gaussian_epsilon` is used where it
-  proves more.
+  `one_run_epsilon`. If the claim has no amplification, `one_run_gaussian_epsilon` is computed as
+  well, and the larger bound counts.
 * **estimate** is the epsilon that the canaries' scores suggest if they are normal. It proves
   nothing.
-* **refuted** says whether any of these refutes the claim, or the distribution of the batches does,
-  or a step left something in weights or state that depends on the batch beyond its releases.
-* **bugs** is the number of bugs caught and planted. They are planted into the real code, one at a
-  time.
+* **refuted** says whether the claim is refuted: by one of these numbers, by the distribution of the
+  batches, or by a step that wrote more about its batch into weights or state than its releases.
+* **bugs** has the numbers of bugs that were caught and planted. They are planted into the real
+  code, one at a time.
 * **seconds** is the time on one core to audit the class. The first class of a process takes about
   11 seconds more, for tracing.
 
@@ -69,25 +69,27 @@ sensitivity of B instead of 2B - 1. Four more bugs are planted once: half the no
 noise is announced, and batches that are cyclic, shuffled by epochs, or always the same where
 Poisson sampling is claimed. Of these {others} of {others_planted} were caught.
 
-The audit of a correct library also raises false alarms. In {seeds} seeds there were, with the
-number allowed on average in brackets: {alarms}. For noise, batches and canaries, these are alarms
-of the statistics, on normals and batches drawn for them. Classes with one sum per step all have the
-noise of DPAdamW. The searches for changes and for writes past the noise have no randomness.
+The audit of a correct library also raises false alarms. These are the numbers of false alarms in
+{seeds} seeds, with the allowed mean in brackets: {alarms}. For noise, batches and canaries, these
+are alarms of the statistics, on normals and batches drawn for them. Classes with one sum per step
+all have the noise of DPAdamW. The searches for changes and for writes past the noise have no
+randomness.
 
 ## An attack on models
 
 The likelihood-ratio attack (LiRA, `tfdp.audit.shadow_models`) knows the data and how models are
 trained, but sees final models only. It attacks each of {shadows} Keras models with the help of the
 others. Each model was trained on {lira_records} records with random labels, which it can only
-memorize. Each cell is the share of members that are found at a rate of false alarms.
+memorize. Each cell is the fraction of members that the attack finds, at the rate of false
+alarms of its column.
 
 | models | {rates} | AUC |
 |---|{lines}---|
 {lira}
 
-The last line is what no attack exceeds at that epsilon and delta. An attack that finds little does
-not show that a model is private, because another attack may find more. It cannot refute a plan
-either, because it proves no bound on epsilon. The white-box audit above looks for proofs.
+The last line is an upper bound for every attack at that epsilon and delta. An attack that finds
+little does not show that a model is private, because another attack may find more. It cannot refute
+a plan either, because it proves no bound on epsilon. The white-box audit above looks for proofs.
 '''
 
 

@@ -71,7 +71,7 @@ class _Drawn(scheme.Sampling):
 class CyclicPoisson(_Groups):
   """Step t draws by Poisson sampling from group t mod `cycle` (arXiv 2306.08153, Thm. 4).
 
-  Amplifies for strategies with at most `cycle` bands. Under zero_out the groups
+  It amplifies the privacy of strategies with at most `cycle` bands. Under zero_out the groups
   are a fixed, equal, public split; under add_remove each record draws its own.
   """
 

@@ -35,8 +35,8 @@ class Sampling(abc.ABC):
     amplified: Whether amplification by sampling may be claimed. If not, every participation is
       counted in full.
     drawn_each_step: Whether batches are drawn at every step, independently of earlier steps.
-    fixed_order: Whether all participations of a record are multiples of the
-      least distance apart: it has one place in every epoch.
+    fixed_order: Whether the distances between the steps of a record are multiples of the least
+      distance, because it has one place in every epoch.
     amplifies: For which noise, in words.
     by_example: Whether single examples are drawn and clipped where the unit is a user.
     renyi: Whether the Renyi divergences under this sampling are known.

@@ -54,7 +54,7 @@ def one_run_gaussian_epsilon(
     correct: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
   """Returns the largest epsilon that right guesses refute for a Gaussian mechanism.
 
-  Mahloujifar, Melis, Chaudhuri (2024), arXiv:2410.22235: much closer than
+  Mahloujifar, Melis, Chaudhuri (2024), arXiv:2410.22235: The bound is much tighter than that of
   `one_run_epsilon`, because the claim says more. The result refutes Gaussian differential privacy,
   which is the whole trade-off curve of a Gaussian mechanism with this epsilon. It does not refute a
   claim with another trade-off curve, such as one amplified by sampling.
@@ -63,7 +63,7 @@ def one_run_gaussian_epsilon(
     correct: Right guesses.
     guesses: The number of guesses, chosen without looking at the truth.
     canaries: The number of all canaries, with those that no guess was made for.
-    delta: In (0, 1), where epsilon is read off the curve.
+    delta: In (0, 1). The result is the curve's epsilon at this delta.
     confidence: In (0, 1).
   """
   _check_guesses(correct, guesses, canaries, confidence)

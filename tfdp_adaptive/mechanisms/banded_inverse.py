@@ -56,7 +56,7 @@ class BandedInverse(_KnownInverse):
     inverse_bands: Number of non-zero diagonals p of C^-1.
     steps: T.
     method: 'optimal', or 'power': the best first p coefficients of (1 - x)^gamma.
-    coefficients: Fixes those of C^-1 (up to their scale); [inverse_bands].
+    coefficients: [inverse_bands] coefficients of C^-1, up to scale, instead of a design.
     min_sep: The participation that the design minimizes the error for, together with
       `max_participations`.
     max_participations: As in `sensitivity`.

@@ -29,8 +29,8 @@ class BLT(families.ToeplitzMechanism):
   Args:
     buffers: Number of buffers d; 0 is independent noise; designed up to 10.
     steps: T, at most `most_steps`.
-    weights: [buffers]. Fixes omega, together with `decays`, instead of designing it.
-    decays: Fixes theta, in (0, 1); [buffers].
+    weights: [buffers] omega, to be given with `decays`, instead of a design.
+    decays: [buffers] theta in (0, 1), instead of a design.
     min_sep: The participation that the design minimizes the error for, together with
       `max_participations`.
     max_participations: As in `sensitivity`.

@@ -45,7 +45,7 @@ class BandedToeplitz(families.ToeplitzMechanism):
     steps: T.
     method: 'optimal', or 'square_root': the truncated square root of the
       workload (BSR, arXiv:2405.13763).
-    coefficients: Fixes c (up to its scale) instead of designing it; [bands].
+    coefficients: [bands] c, up to scale, instead of a design.
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last', the error to minimize.
   """

@@ -40,7 +40,7 @@ def dp2_rmsprop(
 
   Args:
     sgd_steps: s1 >= 1.
-    adaptive_steps: s2 >= 0; zero is DP-SGD.
+    adaptive_steps: s2 >= 0. With zero, the rule is DP-SGD.
     relative_adaptive_clip: Clip norm of `g_j / D` divided by that of `g_j`.
     relative_adaptive_learning_rate: The learning rate of the adaptive phase divided by that of the
       DP-SGD phase. The paper uses the same for both.

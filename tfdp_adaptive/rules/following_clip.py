@@ -30,21 +30,22 @@ def quantile_clip(rule: contract.Rule, quantile: float = 0.5, learning_rate: flo
       f = 1/2 where ||s g|| <= zeta, else -1/2;   b = 1/2 + (sum f + stddev z) / B
       zeta <- zeta * exp(-learning_rate * (b - quantile))
 
-  The sum of records then has noise multiplier `(sigma^-2 - (2 stddev)^-2)^(-1/2)`, and
-  both together cost sigma exactly: .08% more noise at B = 256. log zeta is a prefix sum
-  of the counts, so with a correlated mechanism its noise cancels as that of the weights
-  does; rows are in units of their own clip norm, so zeta may move at every step. Around
-  `grouped` one zeta moves, and all groups with it; inside, see there, each has its own.
+  The sum of records then has the noise multiplier (sigma^-2 - (2 stddev)^-2)^(-1/2), which is 0.08%
+  more noise at B = 256. Both releases together cost exactly as much as sigma. log zeta is a prefix
+  sum of the counts, so with a correlated mechanism its noise cancels as that of the weights does;
+  rows are in units of their own clip norm, so zeta may move at every step. Around `grouped`, one
+  zeta scales all groups. Inside `grouped`, each group has its own zeta.
 
   Args:
-    rule: Any rule with one query per step whose clip norm has one unit.
-    quantile: The fraction of records that should be within, in (0, 1).
+    rule: Any rule with one query per step and one clip norm.
+    quantile: The fraction of records that should be within the clip norm, in (0, 1).
     learning_rate: The learning rate of log zeta, >= 0.
     stddev: The noise on the count, in records; by default B / 20, or twice the noise multiplier
-      if that is more, which costs 3.3% more noise. More than half of the noise multiplier.
-    bounds: Smallest and largest zeta, in units of `l2_norm_clip`, where it starts.
-    units: Whether the rule is given gradients divided by zeta / l2_norm_clip, unless it clips in
-      a scale of its own. A learning rate is then in units of the clip norm.
+      if that is more, which costs 3.3% more noise. It must be more than half of the noise
+      multiplier.
+    bounds: Smallest and largest zeta, in units of `l2_norm_clip`, which is its initial value.
+    units: Whether the rule gets gradients divided by zeta / l2_norm_clip. A rule that scales before
+      clipping never does. A learning rate is then in units of the clip norm.
 
   Returns:
     A `contract.Rule`.
@@ -104,19 +105,19 @@ def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
 
   Noise and cost are those of the sum alone: ||f||^2 <= lam sum f <= zeta (zeta - n), so that
   ||(g, f)||^2 <= (zeta - s)^2 + zeta s <= zeta^2 with s = (zeta - n)_+. `rule_state.estimate` has
-  K points of the distribution of norms below zeta. The update of zeta is not the one of the
-  paper, which compares a fraction with zeta.
+  K points of the distribution of norms below zeta. The update of zeta differs from the paper, which
+  compares a fraction with zeta.
 
   Args:
-    rule: As for `quantile_clip`; its records must not be scaled up (no `AutoV`,
-      `AutoS`, `PSAC`).
+    rule: As for `quantile_clip`. Its records must not be scaled up, so `AutoV`, `AutoS` and `PSAC`
+      are refused.
     buckets: K >= 1. s_k has noise `sigma sqrt(K) / B`; see `slack_buckets`.
     quantile: The fraction of records that should be within (1 - 1/K) zeta, about, in (0, 1).
     learning_rate: The learning rate of log zeta, >= 0.
     bounds: As for `quantile_clip`.
 
   Returns:
-    A `contract.Rule` whose direction has the unit of that of `rule`.
+    A `contract.Rule` whose direction has the same unit as that of `rule`.
   """
   checks.whole(buckets=buckets)
   root = math.sqrt(buckets)

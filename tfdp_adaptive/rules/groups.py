@@ -51,13 +51,14 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
             norms: Optional[Sequence[float]] = None) -> contract.Rule:
   """Returns a rule whose gradients are clipped group by group.
 
-  Per-layer clipping as in He et al., arXiv:2212.01539. With C_k the clip norm of group k, in
-  gradient units, and zeta = ||C|| that of all of them together:
+  Per-layer clipping as in He et al., arXiv:2212.01539. Let C_k be the clip norm of group k, in
+  gradient units, and zeta = ||C|| the clip norm of all groups together:
 
       r_k = clip(s_k g_k; zeta sqrt(p_k)),  s_k = zeta sqrt(p_k) / C_k,  sum p_k = 1
 
-  so ||r|| <= zeta. The noise on g_k has the standard deviation `sigma C_k / sqrt(p_k)`. The privacy
-  cost is that of one clipped sum for any split. The noise adds to the squared length of the sum:
+  so ||r|| <= zeta. The noise on g_k has the standard deviation `sigma C_k / sqrt(p_k)`. For any
+  split, the privacy cost is that of one clipped sum. The noise adds to the squared length of the
+  sum:
 
       'global'   p_k = C_k^2 / zeta^2, one noise for all   sigma^2 d sum C_k^2
       'equal'    p_k = 1 / K, as many budgets as groups    sigma^2 K sum d_k C_k^2
@@ -67,9 +68,9 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   variables. Groups save memory if they are processed separately, and tuning if layers differ.
 
   If the clip norm of `rule` adapts (`quantile_clip`, `slack_clip`), each group has its own adaptive
-  clip norm, and the split follows. The statistics of the groups are part of the same release.
-  Counts of K groups have sqrt(K) times the noise, and the sum of records has no more than with one
-  group. The slack of group k has 1 / sqrt(p_k) times the noise.
+  clip norm, which determines the split. The statistics of the groups are part of the same release.
+  Counts of K groups have sqrt(K) times the noise. The sum of records has no more noise than with
+  one group. The slack of group k has 1 / sqrt(p_k) times the noise.
 
   Args:
     rule: Any rule that makes one query per step with one clip norm, and rescales gradients.
@@ -80,7 +81,7 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
       equal.
 
   Returns:
-    A `contract.Rule` whose direction has the unit of that of `rule`.
+    A `contract.Rule` whose direction has the same unit as that of `rule`.
   """
   checks.one_of(SPLITS, split=split)
   groups = tuple(int(group) for group in groups)

@@ -37,12 +37,12 @@ def muon(momentum: float = 0.95, nesterov: bool = True, steps: int = 5,
       X = u / ||u||_F;   `steps` times  X <- a X + (b S + c S^2) X,  S = X X^T
       direction = .2 sqrt(max(rows, columns)) X
 
-  All singular values of the direction are near one, also those of the noise. A signal of rank one
-  with cosine .74 to `u` has cosine .21 afterwards (32 x 64, noise .02 of its norm). With `edge`, X
-  is the exact polar factor of u without singular values up to `sqrt(v) (sqrt(rows) +
-  sqrt(columns))`, which noise alone would have. v is the variance of the noise in `u`, so
-  `edge` needs independent noise. The cosine is then .97, and .92 at rank four. If the signal has
-  all 32 ranks, it is .46 instead of .75. We do not know whether Muon helps at small epsilon. See
+  All singular values of the direction are near one, including those of the noise. A signal of rank
+  one with cosine 0.74 to u has cosine 0.21 afterwards (32 x 64, noise 0.02 times its norm). With
+  `edge`, X is the exact polar factor of u without singular values up to sqrt(v) (sqrt(rows) +
+  sqrt(columns)), which noise alone would produce. v is the variance of the noise in `u`, so `edge`
+  needs independent noise. The cosine is then 0.97, and 0.92 at rank four. If the signal has all 32
+  ranks, the cosine is 0.46 instead of 0.75. We do not know whether Muon helps at small epsilon. See
   `dp_muon` for models with other variables.
 
   Args:

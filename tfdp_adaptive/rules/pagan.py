@@ -103,7 +103,7 @@ def _ellipsoidal(
 
 
 def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
-  """Returns the ellipsoid that suits `rules.pagan`: a = C / bound^2 with C = stddevs^(-4/3).
+  """Returns the ellipsoid for `rules.pagan`: a = C / bound^2 with C = stddevs^(-4/3).
 
   Minimizes the error bound of Asi et al. (2021) for sub-Gaussian coordinates.
 
@@ -111,8 +111,8 @@ def pagan_ellipsoid(stddevs: trees.Tree, bound: Optional[float] = None) -> Any:
     stddevs: [d] root mean squares of the gradient's coordinates, > 0, known or
       estimated from public data or by `tfdp.estimates.private_stddevs`; or a list of arrays,
       one per variable.
-    bound: The bound of the gradient's norm in the metric C, at which records are clipped
-      by `l2_norm_clip=1`. Its root mean square by default.
+    bound: The bound of the gradient's norm in the metric C. With `l2_norm_clip=1`, records are
+      clipped at this bound. Its root mean square by default.
 
   Returns:
     `ellipsoid`, in the structure of `stddevs`.

@@ -25,10 +25,10 @@ def partition(parts: Sequence[Tuple[Predicate, contract.Rule]]) -> contract.Rule
       rules.partition([(lambda spec: len(spec.shape) == 2, rules.muon()),
                        (lambda spec: True, rules.dp_adam())])
 
-  The gradients of a record have one norm. They are clipped once and get noise once, so sensitivity,
-  noise and accounting are those of a single rule. Only the update is split: each rule gets the
-  noisy gradients of its variables. The partition of a rule with itself is the rule, unless it looks
-  at several variables at once (`update_clip`, subspaces).
+  The gradients of a record for all variables have one joint norm. They are clipped once and get
+  noise once, so sensitivity, noise and accounting are those of a single rule. Only the update is
+  split: each rule gets the noisy gradients of its variables. A partition into equal rules gives the
+  same result as the rule, unless the rule combines several variables (`update_clip`, subspaces).
 
   All rules share one learning rate. Combine rules whose directions have the same unit, such as
   order one per coordinate.

@@ -67,11 +67,11 @@ def of_inner(
 
 
 def with_clipping(rule: contract.Rule, clipping: weights.Weight) -> contract.Rule:
-  """Returns the same rule, with records weighted as `clipping` says.
+  """Returns the same rule with another clipping method.
 
-  Sensitivity, noise and accounting do not change, since a weighted record has at most the clip
-  norm. Retune a stability constant of the update (`epsilon`): with `AutoV`, `AutoS` and `PSAC`
-  gradients have the size of the clip norm.
+  Sensitivity, noise and accounting do not change, because the norm of a weighted record is at most
+  the clip norm. Retune a stability constant of the update (`epsilon`): with `AutoV`, `AutoS` and
+  `PSAC` gradients have the size of the clip norm.
 
   Args:
     rule: Any rule whose records are rescaled.
