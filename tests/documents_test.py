@@ -265,6 +265,14 @@ def test_pages_with_other_words_for_the_search_exist():
     assert path in made or (ROOT / 'docs' / path).exists(), path
 
 
+def test_terms_of_the_search_have_no_digits():
+  """lunr names a node by its letters and the numbers of the next nodes: with digits as letters, two
+  nodes had one name, and searches for "user" or "threshold" ended with an error."""
+  separator = re.search(r"separator: '(.+)'", (ROOT / 'mkdocs.yml').read_text(encoding='utf-8'))[1]
+  terms = re.split(separator, 'noise of 0.25 for tfdp.DPAdam and WSConv2D')
+  assert terms == ['noise', 'of', 'for', 'tfdp', 'DPAdam', 'and', 'WSConv', 'D']
+
+
 def test_code_on_pages_has_at_most_80_columns():
   for path in [*PAGES, ROOT / 'CONTRIBUTING.md', ROOT / 'SECURITY.md',
                *(ROOT / 'examples' / 'recipes').glob('*.py')]:

@@ -49,23 +49,26 @@ _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(#[\w-]+)?\)')
 # Other words for the subject of a page, which the search finds as well.
 SYNONYMS = {
     'choosing.md': 'which optimizer, hyperparameters, learning rate, tuning',
+    'notebooks.md': 'beginners, getting started, first steps, Colab, Jupyter',
     'recipes.md': 'examples, tutorial, sample code, cookbook',
     'recipes/images.md': 'data augmentation, CNN, convolution, EMA, MNIST, CIFAR, computer vision',
     'recipes/recommender.md': 'recommendation, collaborative filtering, ratings, matrix '
                               'factorization',
     'recipes/series.md': 'time series, forecasting, LSTM, RNN, sliding windows',
     'recipes/text.md': 'NLP, BERT, language model, strings, tokens, TextVectorization, fine-tuning',
-    'recipes/table.md': 'tabular data, pandas, DataFrame, CSV, one-hot, NaN, imputation',
+    'recipes/table.md': 'tabular data, normalize, standardize, scale features, pandas, DataFrame, '
+                        'CSV, one-hot, NaN, imputation',
     'recipes/vae.md': 'synthetic data, generative model, GAN, autoencoder',
     'guides/clip_norm.md': 'max_grad_norm, l2_norm_clip, clipping threshold, bias, calibration, '
                            'class imbalance',
     'guides/clipping.md': 'ghost clipping, per-example gradients, microbatches, GradientTape',
     'guides/devices.md': 'GPU, TPU, multi-GPU, MirroredStrategy, distributed training',
-    'guides/epsilon.md': 'privacy budget, regulators, GDPR, HIPAA, membership inference',
+    'guides/epsilon.md': 'what is a good privacy budget, how much privacy, regulators, GDPR, '
+                         'HIPAA, membership inference',
     'guides/features.md': 'transfer learning, linear probe, pretrained, fine-tuning',
     'guides/generative.md': 'VAE, GAN, diffusion, synthetic data, time series',
     'guides/lora.md': 'BERT, GPT, LLM, large language model, PEFT, adapters, fine-tuning',
-    'guides/resume.md': 'checkpoint, save the model, load, restart, preemption',
+    'guides/resume.md': 'checkpoint, save the model, export, serve, load, restart, preemption',
     'guides/report.md': 'model card, datasheet, audit trail, compliance',
     'guides/troubleshooting.md': 'OOM, out of memory, gradient accumulation, DataFrame, pandas, '
                                  'class imbalance, imbalanced classes, NaN, low accuracy, slow',
@@ -318,7 +321,8 @@ def on_page_markdown(markdown, page, config, **unused):
   if not source.startswith('files/'):
     markdown = diagram.draw(_LINK.sub(led, markdown))
   if source in SYNONYMS:
-    markdown += f'\n\n<p hidden>{SYNONYMS[source]}</p>\n'
+    heading, end, rest = markdown.partition('\n')
+    markdown = f'{heading}{end}\n<p hidden>{SYNONYMS[source]}</p>\n{rest}'
   return markdown
 
 
@@ -345,6 +349,8 @@ def on_page_content(html, page, **unused):
           f'{page.file.src_uri}: {alternative!r} does not say what its picture shows.')
   html = re.sub(r'(<img [^>]*src="([^"]+)"[^>]*>)', r'<a href="\2">\1</a>', html)
   del unused
+  if page.file.src_uri in ORDER['Explanation'] + ORDER['Evidence']:
+    page.meta['search'] = {'boost': 0.5}  # The search lists them after guides.
   if page.file.src_uri.startswith('reference/'):
     for entry in html.split('<h2 ')[1:]:
       if '<p>' not in entry and 'doc-symbol-attribute' not in entry:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows with a user id.
+"""Users with several rows each.
 
 One person has many rows, and the guarantee covers all of them together. The
 plan counts users, and `plan.batches` takes the column of ids. A batch draws
