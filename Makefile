@@ -192,8 +192,10 @@ build/docs-env/installed: requirements/docs.lock
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
 	touch $@
 
-notebooks: $(CURRENT)/installed
-	$(RUN) $(CURRENT)/bin/python colabs/run.py $(wildcard colabs/*.ipynb)
+# Notebook 5 fine-tunes a model of KerasHub.
+notebooks: $(CURRENT)/installed build/peers/hub/installed
+	$(RUN) $(CURRENT)/bin/python colabs/run.py $(filter-out colabs/5_%,$(wildcard colabs/*.ipynb))
+	$(RUN) PYTHONPATH=$(CURDIR) build/peers/hub/bin/python colabs/run.py $(wildcard colabs/5_*.ipynb)
 
 recipes: $(CURRENT)/installed
 	@mkdir -p build/recipes
