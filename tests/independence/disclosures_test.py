@@ -5,6 +5,7 @@ import collections
 import fractions
 import functools
 import math
+import sys
 import types
 
 import numpy as np
@@ -21,6 +22,7 @@ keras = compat.keras
 GLOBAL = np.arange(3.0)
 ELSEWHERE = types.ModuleType('elsewhere')
 ELSEWHERE.table = np.arange(4.0)
+sys.modules['elsewhere'] = ELSEWHERE
 
 
 class Loss(keras.losses.Loss):
@@ -47,6 +49,21 @@ class Holder:
 
   def method(self, w):
     return w * self.held
+
+
+class Rows:
+  rows, unused = GLOBAL, np.arange(9.0)
+
+  def __getitem__(self, i):
+    return self.rows[i]
+
+  def __iter__(self):
+    return iter(self.rows)
+
+
+def imports(w):
+  from elsewhere import table  # pylint: disable=import-outside-toplevel
+  return w * table
 
 
 def closed(held):
@@ -77,6 +94,10 @@ WAYS = {
     'attribute of an object': (lambda one: lambda w: one.held * w)(Holder(GLOBAL)),
     'many numbers': closed([i / 7 for i in range(40)]),
     'list': closed([{'a': GLOBAL}]), 'losses': {'out': [closed(GLOBAL)]},
+    'attribute of a class': lambda w: w * Rows.rows, 'a cache': functools.lru_cache(closed(GLOBAL)),
+    'name in a text': lambda w: w * ELSEWHERE.table, 'import': imports,
+    'rows': (lambda one: lambda w: w * one[1])(Rows()),
+    'iteration': (lambda one: lambda w: w * list(one)[1])(Rows()),
     'many integers': closed([[i, 2 * i] for i in range(20)]),
     'many booleans': closed([i % 3 == 0 for i in range(40)]), 'bytes': closed(bytes(range(9, 12))),
     'keys': closed({i / 7: 'a' for i in range(40)}),
@@ -108,6 +129,7 @@ def test_numbers_of_layers():
     assert held(rng.integers(0, 9, [5, 4]).astype(dtype)).shapes == [(5, 4)]
     assert held(np.full([5, 4], 3, dtype)).shapes == []
   assert held('a text').shapes == held(['two', 'texts']).shapes == []
+  assert held(['one', 'two'] * 20).shapes == [(40,)]
   assert held(np.arange(40)).shapes == held([[0, 0], [1, 1], [1, 1], [0, 0]]).shapes == []
   reads = tf.function(lambda: table.lookup(tf.constant(1))).get_concrete_function()
   assert constants.held(reads).tables == 1 and held([0.5, 0.7]).tables == 0
@@ -136,6 +158,50 @@ def test_what_no_graph_shows_is_in_the_statement_or_refused(read):
       1, kernel_regularizer=lambda w: tf.reduce_sum(w) * tf.reshape(read(), []))])
   with pytest.raises(tfdp.PrivacyError, match='PyFunc|ReadFile'):
     validation.check_held(model, [])
+
+
+LETTERS = {'a': 'abbab' * 8, 'few': 'abbab'}
+MADE = {
+    'letters': lambda path: [ord(letter) for letter in LETTERS['a']],
+    'file': np.load,
+    'words': lambda path: [letter.upper() for letter in LETTERS['a']],
+    'generator': lambda path: [next(one) for one in [iter('abbab' * 8)] for _ in range(40)],
+}
+
+
+@pytest.mark.parametrize('where', ['loss', 'schedule'])
+@pytest.mark.parametrize('way', list(MADE))
+def test_numbers_that_a_graph_holds_are_found_however_python_made_them(tmp_path, way, where):
+  np.save(tmp_path / 'numbers.npy', np.arange(40) % 3)
+
+  def made(numbers):
+    numbers = tf.constant(numbers)
+    numbers = tf.strings.length(numbers) if numbers.dtype == tf.string else numbers
+    return tf.cast(tf.reduce_sum(numbers), tf.float32)
+
+  class Rate(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+      return 0.1 / made(MADE[way](tmp_path / 'numbers.npy'))
+
+    def get_config(self):
+      return {}
+
+  def loss(y, output):
+    return tf.reduce_mean((output - y) ** 2, -1) / made(MADE[way](tmp_path / 'numbers.npy'))
+
+  def train(loss, rate=0.1, **more):
+    model = tfdp.make_private(keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]))
+    model.compile(tfdp.DPSGD(rate, l2_norm_clip=1.0, noise_multiplier=0.0, batch_size=4), loss,
+                  **more)
+    model.train_on_batch(np.ones([4, 2], 'float32'), np.ones([4, 1], 'float32'))
+    return model
+
+  arguments = dict(loss=loss) if where == 'loss' else dict(loss='mse', rate=Rate())
+  with pytest.raises(tfdp.PrivacyError, match=r'arrays of shapes \[\(40,\)'):
+    train(**arguments)
+  assert 'a survey' in train(**arguments, public_penalty='a survey').optimizer.statement()
+  train(lambda y, output: tf.reduce_mean((output - y) ** 2, -1) * made(
+      [ord(letter) for letter in LETTERS['few']]))
 
 
 def test_variables_and_numbers():

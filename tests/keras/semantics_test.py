@@ -194,6 +194,41 @@ def test_a_layer_that_is_switched_is_validated_anew():
     model.fit(X, Y, batch_size=N, verbose=0)
 
 
+class Rate(keras.optimizers.schedules.LearningRateSchedule):
+
+  def __call__(self, step):
+    return 0.1 * tf.reduce_mean(tf.constant(Y))
+
+  def get_config(self):
+    return {}
+
+
+def pull(weight):
+  return tf.convert_to_tensor(weight) + tf.reduce_mean(tf.constant(Y))
+
+
+def punish(weight):
+  return tf.reduce_sum(pull(weight))
+
+
+SET_LATER = {
+    'penalty': lambda model, kernel: setattr(kernel, 'regularizer', punish),
+    'constraint': lambda model, kernel: setattr(kernel, 'constraint', pull),
+    'schedule': lambda model, kernel: setattr(model.optimizer, 'learning_rate', Rate()),
+} if compat.KERAS_3 else {
+    'penalty': lambda model, kernel: model.layers[0].add_loss(lambda: punish(kernel))}
+
+
+@pytest.mark.parametrize('what', list(SET_LATER))
+def test_a_function_that_is_set_later_is_searched(what):
+  model = tfdp.make_private(keras.Sequential([L.Input([4]), L.Dense(1)]))
+  model.compile(still(), 'mse', run_eagerly=True)
+  model.fit(X, Y, batch_size=N, verbose=0)
+  SET_LATER[what](model, model.layers[0].kernel)
+  with pytest.raises(tfdp.PrivacyError, match='holds arrays of shapes'):
+    model.fit(X, Y, batch_size=N, verbose=0)
+
+
 def test_a_predict_of_ones_own_is_kept_and_others_are_named():
   class Mine(keras.Model):
     def __init__(self):

@@ -21,6 +21,10 @@ DIFFERS = {
        'error.' for i in range(6)},
     **{f'{_LOSSES}non_positive_composition_value_error{i}':
        'Numbers of steps are checked where plans are made.' for i in range(2)},
+    **{f'{_LOSSES}supports_{name}': 'Noise of plans is Gaussian: randomized responses are refused.'
+       for name in ('randomized_response_replace_one', 'randomized_response_replace_special',
+                    'subsampled_gaussian_and_rr_composition0',
+                    'subsampled_gaussian_and_rr_composition1')},
     f'{_LOSSES}truncated_subsampled_gaussian_basic':
         'It expects delta within 1e-6 of its value; ours is an upper bound within 1e-4.',
 }

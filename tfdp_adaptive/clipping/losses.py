@@ -32,6 +32,7 @@ _DENSE = _named(
 
 
 Names = Tuple[str, ...]  # Names of an output.
+Inspect = Callable[[compat.Function], None]
 
 
 class Part(NamedTuple):
@@ -50,16 +51,19 @@ class ExampleLoss:
     loss: Name, function, `keras.losses.Loss`, or a list/dict of them, one per output.
     loss_weights: None, or scalars in the same structure.
     output_names: Names of the outputs, to match dictionaries.
+    inspect: Is called with the graph for one example of every loss that is not known to be
+      Keras' own.
   """
 
   def __init__(
       self, loss: Union[compat.Loss, trees.Tree], loss_weights: trees.Tree = None,
-      output_names: Optional[Sequence[str]] = None) -> None:
+      output_names: Optional[Sequence[str]] = None,
+      inspect: Inspect = lambda concrete: None) -> None:
     if loss is None:
       raise ValueError('`loss` must be given: a DP model needs the loss of every single example. '
                        'Received: loss=None. Pass `loss=` to `compile`.')
     self._names = list(output_names or [])
-    self._loss, self._weights = loss, loss_weights
+    self._loss, self._weights, self._inspect = loss, loss_weights, inspect
     inside = loss.values() if isinstance(loss, dict) else (
         loss if isinstance(loss, (list, tuple)) else ())
     self._is_nested = any(
@@ -108,7 +112,7 @@ class ExampleLoss:
           raise ValueError(
               'Every example needs a target. Received: none. Feed pairs such as `(x, y)`, or '
               '`(x, x)` for a model that reproduces its input.')
-        yield Part(name, _example_values(one, target, output, sw), weight,
+        yield Part(name, _example_values(one, target, output, sw, self._inspect), weight,
                    _reduction(one) == 'sum')
 
   def _each_nested(
@@ -123,10 +127,11 @@ class ExampleLoss:
       target, output = pick(y), pick(outputs)
       more = [pick(some) if tf.nest.is_nested(some) else some for some in given]
       if tf.nest.is_nested(output):
-        values = _of_several(one, target, output, *more)
+        values = _of_several(one, self._inspect, target, output, *more)
       else:
         one = one.fn if type(one).__name__ == 'LossFunctionWrapper' else one
-        values = _example_values(one, target, output, more[0] if more else None)
+        values = _example_values(
+            one, target, output, more[0] if more else None, self._inspect)
       yield Part((), values, weight, _reduction(one) == 'sum')
 
   def _names_of(self, outputs: trees.Tree) -> List[Names]:
@@ -142,7 +147,7 @@ class ExampleLoss:
 
 def _example_values(
     loss: compat.Loss, target: tf.Tensor, output: tf.Tensor,
-    sample_weight: Optional[tf.Tensor]) -> tf.Tensor:
+    sample_weight: Optional[tf.Tensor], inspect: Inspect) -> tf.Tensor:
   """Returns [n] losses: the mean over an example, or the sum if the loss reduces by sums."""
   mask = getattr(output, '_keras_mask', None)
   output = tf.convert_to_tensor(output)
@@ -152,9 +157,9 @@ def _example_values(
   if output.shape.rank == target.shape.rank + 1 and output.shape[-1] == 1:
     target = target[..., tf.newaxis]  # Keras accepts [n] targets for [n, 1] outputs.
   if isinstance(loss, compat.keras.losses.Loss) and not _keeps_apart(loss, target, output):
-    return _by_keras(loss, target, output, mask, sample_weight)
+    return _by_keras(loss, target, output, mask, sample_weight, inspect)
   target, outside = _classes_in_range(loss, target, output)
-  values, valid = _unreduced(loss, target, output)
+  values, valid = _unreduced(loss, target, output, inspect)
   count = tf.ones_like(values)
   for some in (mask, valid):
     if some is not None:
@@ -172,20 +177,20 @@ def _example_values(
   return tf.math.divide_no_nan(total, tf.reduce_sum(count, axes))
 
 
-def _of_several(loss: compat.Loss, *record: trees.Tree) -> tf.Tensor:
+def _of_several(loss: compat.Loss, inspect: Inspect, *record: trees.Tree) -> tf.Tensor:
   """Returns the losses [n] of targets, outputs and perhaps weights that are structures."""
   def alone(record: trees.Tree) -> tf.Tensor:
     batch = tf.nest.map_structure(lambda t: tf.expand_dims(t, 0), record)
     return tf.reduce_mean(compat.loss_of_batch(loss, *batch))
 
   record = tf.nest.map_structure(tf.convert_to_tensor, record)
-  _refuse_state(loss, alone, *record)
+  _refuse_state(loss, inspect, alone, *record)
   return mapping.vectorized(alone, record)
 
 
 def _by_keras(
     loss: compat.Loss, target: tf.Tensor, output: tf.Tensor, mask: Optional[tf.Tensor],
-    sample_weight: Optional[tf.Tensor]) -> tf.Tensor:
+    sample_weight: Optional[tf.Tensor], inspect: Inspect) -> tf.Tensor:
   """Returns the losses [n] that Keras computes of batches of one example."""
   more = {'mask': mask, 'weight': sample_weight}
   more = {name: tf.convert_to_tensor(one) for name, one in more.items() if one is not None}
@@ -198,7 +203,7 @@ def _by_keras(
     value = compat.loss_of_batch(loss, target, output, given.get('weight'))
     return tf.reduce_mean(tf.cast(value, record[1].dtype))
 
-  _refuse_state(loss, alone, target, output, *more.values())
+  _refuse_state(loss, inspect, alone, target, output, *more.values())
   if not compat.has_own_call(loss):  # An own call may return a scalar.
     _unreduced_shape(loss, loss.call(target, output), output)
   values = _one_by_one(alone, target, output, *more.values(), scalar=True)
@@ -216,13 +221,14 @@ def _unreduced_shape(loss: compat.Loss, values: tf.Tensor, output: tf.Tensor) ->
 
 
 def _unreduced(
-    loss: compat.Loss, target: tf.Tensor,
-    output: tf.Tensor) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
+    loss: compat.Loss, target: tf.Tensor, output: tf.Tensor,
+    inspect: Inspect) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
   """Returns the loss [n, ...] of each example by itself, and its mask if it has one."""
   function: Any = getattr(loss, 'call', loss)
   known = _keeps_apart(loss, target, output)
   if not known:
-    _refuse_state(loss, lambda record: function(*[t[tf.newaxis] for t in record]), target, output)
+    _refuse_state(
+        loss, inspect, lambda record: function(*[t[tf.newaxis] for t in record]), target, output)
   raw = function(target, output)
   values = tf.cast(raw, output.dtype)
   _unreduced_shape(loss, values, output)
@@ -311,9 +317,11 @@ def _keeps_apart(loss: compat.Loss, target: tf.Tensor, output: tf.Tensor) -> boo
 
 
 def _refuse_state(
-    loss: compat.Loss, alone: Callable[[trees.Tree], tf.Tensor], *records: tf.Tensor) -> None:
+    loss: compat.Loss, inspect: Inspect, alone: Callable[[trees.Tree], tf.Tensor],
+    *records: tf.Tensor) -> None:
   """Raises for a loss that writes variables, so that data reach later steps without noise."""
   concrete = mapping.traced(alone, records)
+  inspect(concrete)
   for operation in mapping.operations(concrete):
     if re.match('Assign|ResourceScatter', operation):
       raise ValueError(

@@ -93,7 +93,8 @@ def _may_be_data(value: object) -> bool:
   if value.dtype.kind in 'iub':
     steps = np.diff(flat.astype(np.int64))
     return flat.size > _STRUCTURE and bool((steps != steps[0]).any())
-  return value.dtype.kind in 'fV' and flat.size > 1 and bool((flat != flat[0]).any())
+  least = _STRUCTURE if value.dtype.kind in 'OSU' else 1  # Names of axes and the like are few.
+  return value.dtype.kind in 'fVOSU' and flat.size > least and bool((flat != flat[0]).any())
 
 
 def nodes(definition: Graph) -> List[Any]:

@@ -8,12 +8,14 @@ a class of a library count as settings.
 """
 
 import collections.abc
+import dis
 import enum
 import functools
 import inspect
 import numbers
+import sys
 import types
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,8 +25,9 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.independence import constants
 
 _LIBRARIES = ('builtins', 'keras', 'keras_hub', 'numpy', 'tensorflow', 'tfdp_adaptive')
-_CALLS = ('call', '__call__')
-_SETTINGS = 32  # More numbers, or digits of a text, than these are data.
+# Methods that Python calls where code does not name them.
+_CALLS = ('call', '__call__', '__getattr__', '__getitem__', '__iter__', '__next__')
+SETTINGS = 32  # More numbers, or digits of a text, than these are data.
 _MOST = 10_000  # Objects that a search visits.
 _PUBLIC = '_tfdp_public'  # On layers.
 _LISTED = 8  # Numbers that a sentence lists.
@@ -83,7 +86,7 @@ def find(*functions: Any) -> Captured:
       waiting.extend(part for part in one if not _is_number(part))
     else:
       waiting.extend(_brought(one))
-  if len(found.numbers) > _SETTINGS:
+  if len(found.numbers) > SETTINGS:
     found.arrays.append(np.array(found.numbers))
   return found
 
@@ -97,7 +100,7 @@ def _is_data(one: object) -> bool:
   if isinstance(one, np.generic):
     return isinstance(one, (np.number, np.bool_))
   if isinstance(one, str):
-    return sum(map(str.isdigit, one)) > _SETTINGS
+    return sum(map(str.isdigit, one)) > SETTINGS
   if isinstance(one, type):
     return False
   return isinstance(one, (np.ndarray, tf.Tensor, tf.data.Dataset, bytes, bytearray, complex)) or (
@@ -135,6 +138,7 @@ def _brought(one: object) -> Iterator[Any]:
     if not all(map(of_library, held)):  # Keras keeps the other arguments of a function, too.
       yield getattr(one, '_fn_kwargs', None)
   else:
+    yield getattr(one, '__wrapped__', None)  # Of a cache of results.
     yield from (getattr(one, name) for name in _CALLS if inspect.ismethod(getattr(one, name, None)))
 
 
@@ -150,12 +154,14 @@ def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
       held.append(inner)
   if not of_library(function):
     held += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(),
-             *(function.__globals__[name] for name in names & set(function.__globals__))]
+             *(function.__globals__[name] for name in names & set(function.__globals__)),
+             *(sys.modules[name] for name in _imported(function.__code__) & set(sys.modules))]
   for one in held:
     yield one
-    if of_library(one if isinstance(one, types.ModuleType) else type(one)):
+    if of_library(one if isinstance(one, (types.ModuleType, type)) else type(one)):
       continue
-    kinds = [kind for kind in type(one).__mro__ if not of_library(kind)]
+    kinds = [kind for kind in (one if isinstance(one, type) else type(one)).__mro__
+             if not of_library(kind)]
     for name in names & set(getattr(one, '__dict__', ())).union(*map(vars, kinds)):
       yield getattr(one, name, None)
       # Methods of bases, too, which `super` finds.
@@ -164,10 +170,20 @@ def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
+  """Returns the names that code uses, those written as texts for `getattr` among them."""
   yield from code.co_names
   for constant in code.co_consts:
     if isinstance(constant, types.CodeType):
       yield from _names(constant)
+    elif isinstance(constant, str):
+      yield constant
+
+
+def _imported(code: types.CodeType) -> Set[str]:
+  """Returns the modules that code imports when it runs."""
+  inner = (_imported(one) for one in code.co_consts if isinstance(one, types.CodeType))
+  return {one.argval for one in dis.get_instructions(code)
+          if one.opname == 'IMPORT_NAME'}.union(*inner)
 
 
 def is_own(one: object) -> bool:

@@ -2,6 +2,7 @@
 """Finds parts of a model in which one example changes another's gradient."""
 
 from concurrent import futures
+import math
 from typing import Any, Callable, Dict, Iterator, List, MutableMapping, Optional, Sequence
 import weakref
 
@@ -158,14 +159,39 @@ def check_held(model: compat.Model, functions: Sequence[Any],
     own = {id(compat.raw_variable(v)) for v in model.variables}
     others = sorted({v.name for v in [*traced.variables, *found.variables]
                      if id(compat.raw_variable(v)) not in own})
-    if shapes or others or traced.tables or traced.unseen:
-      raise errors.PrivacyError(
-          'What a loss, penalty, constraint or learning-rate schedule holds reaches the weights '
-          'unclipped, so it may hold plain numbers only. Received: one that holds arrays of shapes '
-          f'{shapes} and variables {others}, reads {traced.tables} lookup tables, and calls '
-          f'{list(traced.unseen)}. Write settings as numbers of Python. If arrays come from public '
-          "data, say so: `model.compile(..., public_penalty='where they come from')`.")
+    _refuse_held(traced, shapes, others)
   return found.numbers
+
+
+def check_traced(model: compat.Model, concrete: constants.Concrete,
+                 public: Optional[str] = None) -> None:
+  """Raises `PrivacyError` for a traced loss or schedule that holds what may be data.
+
+  Python code may bring numbers from anywhere: from text, files, other modules. However it does,
+  they are in the graph.
+
+  Args:
+    model: The model, whose variables may be read.
+    concrete: The graph.
+    public: As in `check_held`.
+  """
+  if public is not None:
+    return
+  traced = constants.held(concrete)
+  known = {id(compat.raw_variable(v)) for v in (*model.variables, *seen(model).variables)}
+  _refuse_held(
+      traced, [one for one in traced.shapes if math.prod(one) > disclosures.SETTINGS],
+      sorted(v.name for v in traced.variables if id(compat.raw_variable(v)) not in known))
+
+
+def _refuse_held(traced: constants.Held, shapes: Sequence[Any], others: Sequence[str]) -> None:
+  if shapes or others or traced.tables or traced.unseen:
+    raise errors.PrivacyError(
+        'What a loss, penalty, constraint or learning-rate schedule holds reaches the weights '
+        'unclipped, so it may hold plain numbers only. Received: one that holds arrays of shapes '
+        f'{shapes} and variables {others}, reads {traced.tables} lookup tables, and calls '
+        f'{list(traced.unseen)}. Write settings as numbers of Python. If arrays come from public '
+        "data, say so: `model.compile(..., public_penalty='where they come from')`.")
 
 
 def check_probed(model: compat.Model) -> None:

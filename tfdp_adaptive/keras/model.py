@@ -2,6 +2,7 @@
 """Keras models whose training step clips every example before anything else."""
 
 import contextlib
+import functools
 import gc
 import json
 import types
@@ -262,7 +263,8 @@ class DPModel(_Mixin):
       self._build_for(x)
     self._validate(x)
     loss, loss_weights = self._compiled_loss_arguments
-    return losses_lib.ExampleLoss(loss, loss_weights, compat.output_names(self))
+    return losses_lib.ExampleLoss(loss, loss_weights, compat.output_names(self), functools.partial(
+        validation.check_traced, self, public=self._public_penalty))
 
   @tf.autograph.experimental.do_not_convert
   def compare_step(self, loss: losses_lib.ExampleLoss, examples: trees.Tree) -> None:
@@ -303,6 +305,10 @@ class DPModel(_Mixin):
     specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), x)
     # Code that asks an attribute of a layer is traced, or run, with its present value.
     signature = str(specs) + str(hash(frozenset(probes.python_state(self).items())))
+    # A schedule, penalty or constraint may be another one by now.
+    signature += str([id(one) for one in (
+        compat.learning_rate_schedule(self.optimizer), *compat.penalties(self),
+        *(v.constraint for v in self.trainable_variables))])
     if signature not in self.batch_kinds.validated:
       validation.on_a_thread(self._validate_eagerly, specs)
       if self.optimizer.plan is None and self.optimizer.noise_multiplier and (
@@ -320,9 +326,11 @@ class DPModel(_Mixin):
 
   def check_held(self, public: Optional[str] = None) -> List[float]:
     """Refuses private arrays in functions of a step; see `validation.check_held`."""
-    return validation.check_held(
-        self, [self._compiled_loss_arguments[0], compat.learning_rate_schedule(self.optimizer)],
-        public)
+    schedule = compat.learning_rate_schedule(self.optimizer)
+    if disclosures.is_own(schedule) and not self.run_eagerly:  # Eager ones may ask for numbers.
+      validation.check_traced(self, tf.function(schedule).get_concrete_function(
+          tf.TensorSpec([], tf.int64)), public)
+    return validation.check_held(self, [self._compiled_loss_arguments[0], schedule], public)
 
   def reads_outputs(self) -> bool:
     """Whether metrics want the outputs for the whole batch, which chunks save otherwise."""
