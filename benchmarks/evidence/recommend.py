@@ -39,7 +39,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import rules
 from tfdp_adaptive.advice import inputs as inputs_lib
-from tfdp_adaptive.advice import proposal
+from tfdp_adaptive.advice import recommend as recommend_lib
 from tfdp_adaptive.advice import settings as settings_lib
 from tfdp_adaptive.advice import trial as trial_lib
 
@@ -129,13 +129,13 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
   Where a private setting is proposed, it declines the public examples alone; else the best private
   setting.
   """
-  model, made, found = task.build(), proposal.made, {}
+  model, made, found = task.build(), recommend_lib.proposed, {}
   weights, began = model.get_weights(), settings_lib.now()
 
   def both(origin: Any, search: Any) -> Any:
     found['proposed'] = made(origin, search)
     found['took'] = settings_lib.now() - began
-    with mock.patch.object(proposal, '_ERRORS', -1e9):
+    with mock.patch.object(recommend_lib, '_ERRORS', -1e9):
       found['declined'] = made(origin, search)
     if found['proposed'].plan is not None:
       kind = search.kinds[0]
@@ -145,7 +145,7 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
               weights=search.experiment.weights(kind, settings_lib.PUBLIC, None)))
     return found['proposed']
 
-  with mock.patch.object(proposal, 'made', both):
+  with mock.patch.object(recommend_lib, 'proposed', both):
     tfdp.recommend(
         model, task.public, loss=task.loss, metrics=task.metrics, seed=seed, verbose=0,
         population_size=len(task.private[0]), target_epsilon=epsilon, seconds=seconds,

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.advice import experiment as experiment_lib
-from tfdp_adaptive.advice import parts
+from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.advice import search as search_lib
 from tfdp_adaptive.advice import settings as settings_lib
 
@@ -28,7 +28,8 @@ def experiment():
       population_size=1000, batch_size=100, steps=200, l2_norm_clip=1.0, noise_multiplier=2.0,
       target_delta=1e-5)
   made = experiment_lib.Experiment(
-      model, parts.chain(model, x), 'mse', (), x, x[:, :1], [plan], 0, settings_lib.Clock(1e6, 0))
+      model, inputs_lib.chain(model, x), 'mse', (), x, x[:, :1], [plan], 0,
+      settings_lib.Clock(1e6, 0))
   made.kinds = ['as given']
   made.recipes['as given'] = 3.0, 32
   made.alone['as given'] = made.untrained
@@ -173,12 +174,12 @@ def test_a_graph_that_ends_in_a_dense_layer_is_a_model_in_front_of_it():
   value = layers.Add()([entry, layers.Dense(3, activation='tanh')(entry)])
   model = keras.Model(entry, layers.Dense(2)(value))
   x = np.random.default_rng(0).normal(size=[8, 3]).astype(np.float32)
-  front, last = parts.chain(model, x)
+  front, last = inputs_lib.chain(model, x)
   np.testing.assert_allclose(last(front(x)), model(x), atol=1e-6)
   both = keras.Model([entry, keras.Input([3])], layers.Dense(1)(value))
-  assert parts.chain(both, [x, x]) == []
+  assert inputs_lib.chain(both, [x, x]) == []
   front.trainable = False
-  head, features, count = parts.behind_frozen([front, last], model, x)
+  head, features, count = inputs_lib.behind_frozen([front, last], model, x)
   assert count == 1 and head.trainable_variables[0] is last.kernel
   np.testing.assert_allclose(features, front(x), atol=1e-6)
   assert isinstance(tf.convert_to_tensor(head(features)), tf.Tensor)

@@ -492,8 +492,8 @@ _BY_FILE = {
          'independence/disclosures_test.py'),
     ],
     'tfdp_adaptive/advice/search.py': [
-        ('no time for the public examples', 'math.inf if steps < _LEAST_STEPS and not',
-         '_ALONE if steps < _LEAST_STEPS and not',
+        ('no time for the public examples', 'self._clock.allow(math.inf)',
+         'self._clock.allow(_SEARCH)',
          'A model that is not trained would be proposed.', 'advice/recommendation_test.py'),
     ],
     'tfdp_adaptive/batches/padding.py': [

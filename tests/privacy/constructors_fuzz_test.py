@@ -13,7 +13,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import sampling
-from tfdp_adaptive.advice import plans as plans_lib
+from tfdp_adaptive.advice import choice
 
 EXAMPLES = int(os.environ.get('TFDP_FUZZ', 120))  # Examples per test; `TFDP_FUZZ=1000` runs more.
 ODD = st.one_of(
@@ -115,7 +115,7 @@ def test_recommendations(monkeypatch):
     except ReachedError:
       return None
 
-  monkeypatch.setattr(plans_lib, 'candidates', reach)
+  monkeypatch.setattr(choice, 'candidates', reach)
   right = dict(population_size=100, batch_size=10, steps=20, target_epsilon=1.0, seconds=1.0,
                target_delta=None, public=None, loss='mse', gradient_norm=1.0, seed=0)
 

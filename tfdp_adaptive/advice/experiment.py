@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -43,6 +43,8 @@ _START = .5  # Share of the examples that public weights are learned from.
 _ALONE_STEPS = tuple(round(2**(i / 2)) for i in range(6, 25))
 _PATIENCE = 3  # which ends when so many of these numbers were no better.
 _LATER = 4  # It also ends after so many times the way (rate * steps) of a better training.
+_LEAST_STEPS = 64  # Steps on the public examples alone before time may end them.
+_ALONE = .35  # Share of the time at which these trainings end.
 ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
@@ -232,17 +234,16 @@ class Experiment:
                             f'public examples alone, {kind} inputs')
       yield state.average
 
-  def try_alone(self, kind: str, rate: float, folds: Sequence[int], tried: Callable[[int], None]
-                ) -> None:
+  def try_alone(self, kind: str, rate: float, folds: Sequence[int]) -> None:
     """Trains on the public examples alone until more steps are no better on average.
 
-    A training that time ends counts if it is the first one of its kind of inputs.
+    A training that time ends counts if it is the first one of its kind of inputs. The first
+    training of all takes the time that it needs, since it may be the best.
 
     Args:
       kind: Kind of the inputs.
       rate: In the unit of `plain_unit`.
       folds: The folds to judge by; those that did so before are left out.
-      tried: Called with the number of steps whenever weights were judged.
     """
     known = self._curves.setdefault((kind, rate), {})
     curves: Dict[int, Dict[int, settings_lib.One]] = {fold: {} for fold in folds
@@ -260,7 +261,8 @@ class Experiment:
         loss = float(np.mean([curve[steps][0].mean() for curve in curves.values()]))
         late = 0 if loss < least[0] else late + 1
         least = min(least, (loss, rate * steps))
-        tried(steps)
+        if steps >= _LEAST_STEPS or self.alone:
+          self._clock.allow(_ALONE)
         if late == _PATIENCE or rate * steps >= _LATER * soon and least[0] > ahead:
           break
       done = True
@@ -320,10 +322,10 @@ class Experiment:
             metric + credit * (self._metric(outputs, seen)[0] - metric), held)
 
   def measure(self, setting: settings_lib.Setting, folds: Sequence[int],
-              seeds: Sequence[int] = (0,)) -> settings_lib.Judged:
+              seed: int = 0) -> settings_lib.Judged:
     """Returns the judgement of a setting, of what is not known yet."""
     known = self.judged.setdefault(setting, settings_lib.Judged())
-    for fold, seed in [(fold, seed) for fold in folds for seed in seeds]:
+    for fold in folds:
       if (fold, seed) not in known:
         known.note((fold, seed), *self.charged(setting, fold, *self.train(setting, fold, seed)))
     return known
@@ -339,9 +341,6 @@ class Experiment:
     loss = self.alone[kind].loss
     most = .6 * loss if loss > 0 else math.inf  # So that L is not negative.
     return min(most, max(0.0, float(np.mean(np.concatenate(more))))) if more else 0.0
-
-  def seconds_of_public_weights(self, kind: str) -> float:
-    return self.recipes[kind][1] * self.trial.pace.get(trial_lib.ADAM, 0.0)
 
   def calibrated(self, before: settings_lib.Judged, activation: str) -> settings_lib.Judged:
     """Returns the judgement with outputs fitted on public examples: on each half for the other."""

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any, Iterator, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,18 +18,18 @@ from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.advice import choice
 from tfdp_adaptive.advice import experiment as experiment_lib
-from tfdp_adaptive.advice import parts
-from tfdp_adaptive.advice import plans as plans_lib
-from tfdp_adaptive.advice import proposal
+from tfdp_adaptive.advice import inputs as inputs_lib
+from tfdp_adaptive.advice import outputs as outputs_lib
 from tfdp_adaptive.advice import recommendation
 from tfdp_adaptive.advice import search as search_lib
 from tfdp_adaptive.advice import settings as settings_lib
-from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.trees import Tree
 
 _FEWEST = 20  # Public examples.
 _BLIND_RATE = .17  # Times 1 / sqrt(T), without public examples.
+_ERRORS = 1.0  # Standard errors by which private training must be better to be proposed.
+_ALONE = 'public examples alone, without privacy'
 
 
 def recommend(
@@ -100,7 +101,7 @@ def recommend(
     sampling = sampling or sampling_lib.Poisson()
   else:
     public, loss = _checked(model, public), _loss(model, loss)
-  plans = plans_lib.candidates(
+  plans = choice.candidates(
       population_size, batch_size, steps, sampling, mechanism, target_epsilon=target_epsilon,
       target_delta=target_delta, **fields)
   plan = next(plans)
@@ -152,7 +153,7 @@ def _blind(model: compat.Model, plan: privacy.PrivacyPlan, clip: float
       ('There are no public examples to try settings on: this is a guess. DP-Adam is proposed '
        'since the size of its steps does not depend on the gradients. A few hundred public '
        'examples would also tell whether private training is worth it.',), '',
-      recommendation.Origin(model, losses_lib.ExampleLoss('mse'), np.zeros([0]), np.zeros([0])))
+      recommendation.Origin(model))
 
 
 def _searched(model: compat.Model, x: Tree, y: Tree, loss: object, metrics: Sequence[object],
@@ -162,8 +163,8 @@ def _searched(model: compat.Model, x: Tree, y: Tree, loss: object, metrics: Sequ
   specs = tf.nest.map_structure(lambda part: tf.TensorSpec(
       [None, *part.shape[1:]], tf.as_dtype(part.dtype)), x)
   validation.validate_model(model, specs)
-  layers = parts.chain(model, x)
-  part, features, front = parts.behind_frozen(layers, model, x)
+  layers = inputs_lib.chain(model, x)
+  part, features, front = inputs_lib.behind_frozen(layers, model, x)
   experiment = experiment_lib.Experiment(
       part, layers[front:], loss, metrics, features, y, [plan], seed, clock)
   search = search_lib.Search(experiment, clock)
@@ -173,10 +174,120 @@ def _searched(model: compat.Model, x: Tree, y: Tree, loss: object, metrics: Sequ
       search.run(others)
       search.finals()
     except KeyboardInterrupt:
-      pass
+      if not experiment.alone:  # There is no result yet.
+        raise
     clock.allow(math.inf)  # The proposed model is trained, whatever the time.
-    return proposal.made(recommendation.Origin(model, experiment.trial.loss, x, y, layers, front),
-                         search)
+    return proposed(
+        recommendation.Origin(model, experiment.trial.loss, x, y, layers, front), search)
   finally:
     experiment.trial.restore()
     clock.end()
+
+
+def proposed(origin: recommendation.Origin, search: search_lib.Search
+             ) -> recommendation.Recommendation:
+  """Returns the best of the private settings, of the public examples alone, and of no training."""
+  experiment, finals = search.experiment, search.judged()
+  alone = _best(experiment.alone)
+  rows = {'not trained': experiment.untrained,
+          _ALONE: experiment.alone[alone].shifted(-experiment.gained(alone) / 3)}
+  winner, chosen = _best(rows), None
+  reason = 'Private training could not be tried in time: give more `seconds`.'
+  if finals:
+    first = next(iter(finals))
+    most = len(finals[first].judged.folds)
+    first = next((one for one, final in finals.items() if len(final.judged.folds) == most
+                  and settings_lib.better(final.judged, rows[winner], _ERRORS)), first)
+    for one in (first, *finals):  # The first of settings that differ in numbers alone.
+      rows.setdefault(_name(experiment, one), finals[one].judged)
+    best, last = _name(experiment, first), outputs_lib.last_dense(origin.model)
+    reason = ''
+    # The public examples cannot calibrate weights that learned them.
+    if last is not None and first.start == settings_lib.GIVEN:
+      name = f'{best}, calibrated'
+      rows[name] = experiment.calibrated(finals[first].judged, last.activation.__name__)
+      if settings_lib.better(rows[name], rows[best]):
+        best, reason = name, 'Call `found.calibrate(model)` after the training.'
+    if settings_lib.better(rows[best], rows[winner], _ERRORS):
+      winner, chosen = best, first
+    else:
+      reason = _needed(experiment.plans[first.noise], finals[first], rows[winner].loss)
+  plan, method = None, None
+  settings: Dict[str, float | bool] = {}
+  if chosen is not None:
+    clip, settings = _settings(experiment, chosen)
+    plan = dataclasses.replace(experiment.plans[chosen.noise], l2_norm_clip=clip)
+    method = chosen.optimizer
+    origin = origin._replace(inputs=experiment.map(chosen.inputs),
+                             last=chosen.start == settings_lib.LAST)
+  if winner == _ALONE or chosen is not None and chosen.start != settings_lib.GIVEN:
+    kind = alone if chosen is None else chosen.inputs
+    rate, steps = experiment.recipes[kind]
+    origin = origin._replace(
+        inputs=experiment.map(kind), recipe=(rate * experiment.plain_unit(kind, None), steps),
+        weights=experiment.weights(kind, settings_lib.PUBLIC, None))
+  shown = []
+  for name, one in rows.items():
+    more, error = one.above(rows[winner])
+    metric = experiment.judge.sign * one.metric if experiment.judge else None
+    shown.append(recommendation.Row(name, rows[winner].loss + more, metric, more, 1.96 * error))
+  return recommendation.Recommendation(
+      plan, method, settings, tuple(shown), (f'Proposed: {winner}.', *[reason] * bool(reason)),
+      experiment.judge.name, origin)
+
+
+def _best(judged: Dict[str, settings_lib.Judged]) -> str:
+  """Returns the name of the best one."""
+  return functools.reduce(lambda found, name: (
+      name if settings_lib.better(judged[name], judged[found]) else found), judged)
+
+
+def _needed(plan: privacy.PrivacyPlan, final: search_lib.Final, loss: float) -> str:
+  """Returns what would make the best private setting as good as the proposal, in words.
+
+  What noise adds to a loss is taken to grow with its square.
+  """
+  more, room = final.judged.loss - final.clean, loss - final.clean
+  if room >= more:
+    return 'Nothing private that was tried is better by more than the error of this comparison.'
+  if room <= 0:
+    return ('Nothing private that was tried is better, and without any noise it is not: more '
+            'private examples would not help this model.')
+  factor = math.sqrt(room / more)
+  less = dataclasses.replace(plan, noise_multiplier=factor * plan.noise_multiplier)
+  return ('Nothing private that was tried is better: more private examples or a larger epsilon '
+          f'are needed, about {(plan.population_size or 0) / factor:.2g} examples or epsilon '
+          f'{less.epsilon():.2g}.')
+
+
+def _settings(experiment: experiment_lib.Experiment, setting: settings_lib.Setting
+              ) -> Tuple[float, Dict[str, float | bool]]:
+  """Returns the clip norm, and the other arguments of the optimizer class."""
+  clip, rate = experiment.settled(setting)
+  settings: Dict[str, float | bool] = dict(learning_rate=rate)
+  coordinate, rounded = experiment.part(setting.start).coordinate, experiment_lib.rounded
+  if setting.momentum:
+    settings['momentum'] = setting.momentum
+  if setting.optimizer == 'DPAdam':
+    settings['epsilon'] = rounded(1e-3 * coordinate)
+  if setting.optimizer == 'DPAdamSTP':
+    settings.update(epsilon=rounded(1e-8 * coordinate),
+                    scale_epsilon=rounded(experiment_lib.SCALE_EPSILON * coordinate))
+  if setting.averaged:
+    steps = experiment.plans[setting.noise].steps
+    settings.update(use_ema=True, ema_momentum=rounded(experiment_lib.decay_of(steps)))
+  return clip, settings
+
+
+def _name(experiment: experiment_lib.Experiment, setting: settings_lib.Setting) -> str:
+  plan, first = experiment.plans[setting.noise], experiment.plans[0]
+  parts = [
+      (setting.optimizer, True),
+      ('momentum .9', setting.momentum),
+      (f'inputs {setting.inputs}', setting.inputs != inputs_lib.AS_GIVEN),
+      ('from public weights', setting.start == settings_lib.PUBLIC),
+      ('last layer alone, from public weights', setting.start == settings_lib.LAST),
+      ('averaged', setting.averaged),
+      ('banded noise', plan.mechanism.bands != 1),
+      (f'{plan.steps} steps', plan.steps != first.steps)]
+  return ', '.join(text for text, there in parts if there)

@@ -16,7 +16,6 @@ from tfdp_adaptive import privacy
 from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.advice import outputs as outputs_lib
 from tfdp_adaptive.advice import trial as trial_lib
-from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.keras import named_optimizers
 from tfdp_adaptive.keras import private
 from tfdp_adaptive.trees import Tree
@@ -56,9 +55,9 @@ class Origin(NamedTuple):
   """
 
   model: compat.Model
-  loss: interface.Loss
-  x: Tree
-  y: Tree
+  loss: Any = None
+  x: Tree = ()
+  y: Tree = np.zeros(0)
   layers: Sequence[compat.Layer] = ()
   front: int = 0
   inputs: inputs_lib.Inputs = inputs_lib.Inputs()

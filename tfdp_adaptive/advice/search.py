@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
@@ -20,14 +21,13 @@ _CLIPS = {'DPSGD': (3.0, 12.0, 1.0, .3), 'DPAdam': (1.0, 3.0, 12.0, .3),
 _PUBLIC_RATE = .1  # First learning rate from public weights.
 _SMALLER = (1, NOTCH**-1, NOTCH**-2)  # Rates for weights that more examples learned.
 _ENOUGH = 200  # Public examples that judge what is learned from the others.
-_LEAST_STEPS = 64  # Steps on the public examples alone before time may end them.
 _WORSE = 3.0  # Standard errors by which inputs are worse that are tried last.
 _KEPT = 3  # Inputs and starts that are searched closely.
 _SEARCHED = 0,  # The first fold of the search; all folds judge what it finds.
 _AGAIN = 1  # Seed of the last judgement.
 _TRAININGS = 60  # Approximate number of trainings of a search.
 _SLOWEST = 64  # The most steps of a plan that one step of a trial stands for.
-_ALONE, _SEARCH, _END = .35, .7, .92  # Shares of the time at which parts end.
+_SEARCH, _END = .7, .92  # Shares of the time at which parts end.
 
 
 class Final(NamedTuple):
@@ -58,18 +58,14 @@ class Search:
     """
     experiment, tried = self.experiment, self.experiment.try_alone
     few = range(min(experiment_lib.FOLDS, -(-_ENOUGH * experiment_lib.FOLDS // experiment.count)))
-    limit = lambda steps: self._clock.allow(  # One training at least, since it may be the best.
-        math.inf if steps < _LEAST_STEPS and not experiment.alone else _ALONE)
-    limit(0)
-    try:
+    self._clock.allow(math.inf)
+    with contextlib.suppress(settings_lib.OutOfTime):
       for rate in experiment_lib.ALONE_RATES:
-        tried(experiment.kinds[0], rate, few, limit)
+        tried(experiment.kinds[0], rate, few)
       for kind in experiment.kinds[1:]:
-        tried(kind, experiment.recipes[experiment.kinds[0]][0], few, limit)
+        tried(kind, experiment.recipes[experiment.kinds[0]][0], few)
       for kind in self.kinds:
-        tried(kind, experiment.recipes[kind][0], range(experiment_lib.FOLDS), limit)
-    except settings_lib.OutOfTime:
-      pass
+        tried(kind, experiment.recipes[kind][0], range(experiment_lib.FOLDS))
 
   @property
   def kinds(self) -> List[str]:
@@ -79,32 +75,32 @@ class Search:
 
   def run(self, plans: Iterable[privacy.PrivacyPlan] = ()) -> None:
     """Searches inputs and starts first, then optimizers, clip norms and other plans."""
-    self._clock.reserve(self.experiment.seconds_of_public_weights(self.kinds[0]))
+    experiment = self.experiment
+    self._clock.reserve(
+        experiment.recipes[self.kinds[0]][1] * experiment.trial.pace.get(trial_lib.ADAM, 0.0))
     self._clock.allow(_SEARCH)
-    try:
+    with contextlib.suppress(settings_lib.OutOfTime):
       folds, likely, others = self._set_fidelity(), *self._split_kinds()
       for kind in likely:
         self._climb_all(kind, ('DPAdam', 'DPSGD')[:2 if kind == likely[0] else 1])
-      best = self._alike(self.ranked())
+      kept = self._alike(self.ranked())[:_KEPT]
       self.folds = folds
-      for one in best[:_KEPT]:
+      for one in kept:
         self._climb(one)
       for optimizer, clips in _CLIPS.items():
-        if optimizer in self.experiment.part(self._best().start).rules:
+        if optimizer in experiment.part(self._best().start).rules:
           for clip in clips:
             self._climb_from(optimizer=optimizer, clip=clip)
       self._climb_from(optimizer='DPSGD', momentum=.9)
       self._climb_from(averaged=True)
       for plan in plans:
-        self.experiment.plans.append(plan)
-        self._climb_from(noise=len(self.experiment.plans) - 1)
+        experiment.plans.append(plan)
+        self._climb_from(noise=len(experiment.plans) - 1)
       for factor in (NOTCH**.5, NOTCH**-.5):
-        best_rate = self._best().rate
-        self.experiment.measure(self._best()._replace(rate=best_rate * factor), self.folds)
+        best = self._best()
+        experiment.measure(best._replace(rate=best.rate * factor), self.folds)
       for kind in others:
         self._climb_all(kind, ('DPAdam',))
-    except settings_lib.OutOfTime:
-      pass
 
   def _split_kinds(self) -> Tuple[List[str], List[str]]:
     """Returns the likely kinds of inputs, and those with which the public examples teach less."""
@@ -132,18 +128,16 @@ class Search:
     public = [one for one in groups if one.start != settings_lib.GIVEN][:1]
     smaller = [one._replace(rate=one.rate * factor) for one in public for factor in _SMALLER]
     rest = list(dict.fromkeys([*ranked[:1], *smaller, *ranked[1:3], *groups]))
-    try:
+    with contextlib.suppress(settings_lib.OutOfTime):
       for fold in range(experiment_lib.FOLDS):
         for one in rest:
           self._again(one, fold)
         rest = [one for one in self.judged() if one in rest][:max(2, len(rest) // 2)]
-    except settings_lib.OutOfTime:
-      pass
 
   def _again(self, setting: settings_lib.Setting, fold: int) -> None:
     alone = self.experiment.alone
     if fold in alone[self.kinds[0]].folds & alone[self._kind(setting)].folds:
-      self.experiment.measure(setting, [fold], [_AGAIN])
+      self.experiment.measure(setting, [fold], _AGAIN)
       self._clean.setdefault(setting, {})[fold] = self.experiment.clean(setting, fold)
 
   def _kind(self, setting: settings_lib.Setting) -> str:
