@@ -13,9 +13,6 @@ from tfdp_adaptive.audit.canaries import loss_scores as loss_scores
 from tfdp_adaptive.audit.canaries import Report as Report
 from tfdp_adaptive.audit.canaries import report as report
 from tfdp_adaptive.audit.canaries import run as run
-from tfdp_adaptive.audit.rates import clopper_pearson as clopper_pearson
-from tfdp_adaptive.audit.rates import epsilon_from_rates as epsilon_from_rates
-from tfdp_adaptive.audit.rates import mu_from_rates as mu_from_rates
 from tfdp_adaptive.audit.shadow_models import logit_scores as logit_scores
 from tfdp_adaptive.audit.shadow_models import shadow_models as shadow_models
 from tfdp_adaptive.audit.shadow_models import ShadowReport as ShadowReport

@@ -2,7 +2,7 @@
 """Lower bounds on epsilon from the right guesses of an attack, with a confidence.
 
 `one_run_epsilon` and `one_run_gaussian_epsilon` are for one run with many canaries, each with a
-fair coin; see `rates` for many runs. `gaussian_estimate` is no bound: it assumes what it says.
+fair coin. `gaussian_estimate` is no bound: it assumes what it says.
 """
 
 from __future__ import annotations
