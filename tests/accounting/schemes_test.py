@@ -222,6 +222,16 @@ def test_a_second_accountant_says_the_same(case):
     assert less.epsilon() < answer.epsilon * (1 - answer.tolerance)  # It would show.
 
 
+def test_a_second_accountant_knows_bins_without_a_turn_exactly():
+  """The first of five steps is one of Poisson sampling: other bins tell nothing yet."""
+  plan = plan_lib.PrivacyPlan(
+      batch_size=12, steps=1, noise_multiplier=2.0, target_delta=1e-3, l2_norm_clip=1.0,
+      population_size=60, sampling=sampling.RandomAllocation(5))
+  answer = second_accountant.answer((ledger.Entry(plan, 1),), plan.target_delta)
+  poisson = dataclasses.replace(plan, sampling=sampling.Poisson())
+  assert answer.epsilon == pytest.approx(poisson.epsilon(), rel=5e-4)
+
+
 @pytest.mark.thorough(rows=['BallsInBins(*mechanism*'])
 @cases
 def test_a_plan_comes_back_from_json_and_says_its_sampling(case):

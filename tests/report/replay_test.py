@@ -23,6 +23,7 @@ SAMPLINGS = {
     'TruncatedPoisson': (tfdp.sampling.TruncatedPoisson(max_batch_size=14), 'zero_out'),
     'CyclicPoisson': (tfdp.sampling.CyclicPoisson(3), 'add_remove'),
     'BallsInBins': (tfdp.sampling.BallsInBins(5), 'zero_out'),
+    'RandomAllocation': (tfdp.sampling.RandomAllocation(5), 'zero_out'),
     'FixedOrder': (tfdp.sampling.FixedOrder(), 'zero_out'),
 }
 

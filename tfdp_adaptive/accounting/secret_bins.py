@@ -35,24 +35,23 @@ class SecretBins(dp_accounting.DpEvent):
     Masses as small as errors of the transform are left out, which only takes from divergences.
     """
     total = sum(count for count, _ in self.shifts)
-    step = min(0.01 * shift * math.exp(-shift**2 / 2) for count, shift in self.shifts
-               if count and shift)
-    largest = max(math.exp(shift * _REACH + shift**2 / 2) for _, shift in self.shifts)
-    spread = math.sqrt(sum(count * math.expm1(shift**2) for count, shift in self.shifts))
+    moved = [(count, shift) for count, shift in self.shifts if count and shift]
+    still = total - sum(count for count, _ in moved)  # Each is 1, which the grid need not have.
+    step = min(0.01 * shift * math.exp(-shift**2 / 2) for _, shift in moved)
+    largest = max(math.exp(shift * _REACH + shift**2 / 2) for _, shift in moved)
+    spread = math.sqrt(sum(count * math.expm1(shift**2) for count, shift in moved))
     cells = (largest + total + 12 * spread) / step
     if cells > _MOST_CELLS:
       raise ArithmeticError('The grid is too long.')
     size = fft.next_fast_len(int(cells) + 1)
     values = np.arange(int(largest / step) + 2) * step
     spectrum = 1.0
-    for count, shift in self.shifts:
-      with np.errstate(divide='ignore'):
-        below = (np.log(values + step / 2) / shift + shift / 2 if shift else
-                 np.where(values + step / 2 > 1, np.inf, -np.inf))
+    for count, shift in moved:
+      below = np.log(values + step / 2) / shift + shift / 2
       spectrum *= fft.rfft(np.diff(special.ndtr(below), prepend=0.0), size)**count
     mass = fft.irfft(spectrum, size)
     mass = np.maximum(mass + 2 * min(0.0, float(mass.min())), 0.0)
-    ratio = np.arange(size) * step / total
+    ratio = (np.arange(size) * step + still) / total
     kept = (mass > 0) & (ratio > 0)
     return ratio[kept], mass[kept]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import pathlib
+import types
 from typing import Any, Dict, Iterator, List
 
 from tfdp_adaptive import terms
@@ -23,21 +24,6 @@ from tfdp_adaptive.report import card_checks
 
 Finding = card_checks.Finding
 _CHANGING = 'Records change from reading to reading.'
-
-
-class _Opened:
-  """The coins of a pass, drawn again."""
-
-  def __init__(self, key: int, number: int) -> None:
-    self._key, self._number = key, number
-
-  def key(self, start_step: int) -> int:
-    del start_step
-    return self._key
-
-  def of_pass(self, start_step: int = 0) -> int:
-    del start_step
-    return sampling_seed.key_of_pass(self._key, self._number)
 
 
 def check(card: card_lib.Card, seed: pathlib.Path, log: pathlib.Path) -> List[Finding]:
@@ -110,7 +96,10 @@ def _pass(
   by_step = collections.defaultdict(list)
   for line in lines:
     by_step[line['step']].append(line['records'])
-  drawn = plan.sampling.index_batches(plan, size, start, _Opened(saved['key'], number))
+  seed = types.SimpleNamespace(  # The `scheme.Seed` of this pass.
+      in_file=True, key=lambda _: saved['key'],
+      of_pass=lambda _: sampling_seed.key_of_pass(saved['key'], number))
+  drawn = plan.sampling.index_batches(plan, size, start, seed)
   for step, batch in enumerate(drawn, start):
     for recorded in by_step.pop(step, ()):  # A run that goes on may have drawn a batch before.
       if len(recorded) != len(batch):
