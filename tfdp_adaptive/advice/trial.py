@@ -87,15 +87,10 @@ class Trial:
     self.size = trees.size(self.specs)
     self.coordinate = 1.0  # The typical size of a coordinate of a gradient at the start.
     self.pace: Dict[str, float] = {}  # Seconds of a step of a rule, once there was one.
+    self.start: Weights = tuple(v.numpy() for v in self.variables)  # As the model was given.
     self._before = [(v, v.numpy()) for v in model.variables]
     self._traced: Dict[Tuple[str, str], Callable[..., Tree]] = {}
     self._look = tf.function(self._outputs_and_losses, reduce_retracing=True)
-
-  @property
-  def start(self) -> Weights:
-    """The trainable weights that the model was given with."""
-    values = {id(v): value for v, value in self._before}
-    return tuple(values[id(v)] for v in self.variables)
 
   def restore(self) -> None:
     for variable, value in self._before:
@@ -137,8 +132,7 @@ class Trial:
       return state
     rng = np.random.default_rng([course.seed, state.step])
     drawn = rng.choice(rows, [until - state.step, self.batch_size])
-    for variable, value in self._before:  # Seeds of random layers begin anew.
-      variable.assign(value)
+    self.restore()  # Seeds of random layers begin anew.
     share = (_LEAST / self.batch_size / max(course.stddev, _LEAST / self.batch_size))**2
     numbers = [tf.constant(value, tf.float32) for value in (
         course.rates[state.step:until], course.clip, share, course.momentum, decay)]

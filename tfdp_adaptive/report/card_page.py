@@ -83,9 +83,7 @@ def html(card: card_lib.Card) -> str:
 
 def tables(card: card_lib.Card) -> Iterator[Table]:
   """Yields everything on the card, in the order of the page."""
-  yield Table('What NIST SP 800-226 asks an evaluator to look at', [
-      (f'{point.section}: {point.name}', point.answer, point.standing)
-      for point in card_points.points(card)])
+  yield Table('What NIST SP 800-226 asks an evaluator to look at', [*card_points.points(card)])
   for number, run in enumerate(card.runs, 1):
     yield Table(f'Run {number} of {len(card.runs)}', list(_run(run)))
   yield Table('What is not checked', [
