@@ -163,7 +163,7 @@ def read_lines(path: Path) -> List[str]:
     raise DataError(f'{path}: cannot be read: {reason}.') from error
   if not content.strip():
     raise DataError(f'{path}: the file is empty.')
-  lines = []
+  lines: List[str] = []
   for line in content.split(b'\n'):
     try:
       lines.append(line.decode('utf-8' if lines else 'utf-8-sig').rstrip('\r'))

@@ -512,7 +512,7 @@ _BY_FILE = {
          'Whoever has a record could tell at which steps it was used.', 'report/replay_test.py'),
     ],
     'tfdp_adaptive/report/replay.py': [
-        ('digests that somebody changed', "if line['seal'] != digests.seal(", "if '' == digests.seal(",
+        ('digests that somebody changed', "line['seal'] != digests.seal(", "'' == digests.seal(",
          'A digest of a record that is drawn once could be replaced.', 'report/replay_test.py'),
         ('batches of any size', 'if len(recorded) != len(batch):', 'if False:',
          'Shuffled batches would pass for the ones that were planned.', 'report/replay_test.py'),

@@ -28,8 +28,8 @@ def checked(ids: IdsLike, size: int) -> np.ndarray:
   ids = checks.rectangular(ids, '`users` must hold one id for every example.')
   if ids.shape != (size,) or ids.dtype.kind not in 'iuSUO':
     raise ValueError('`users` must hold the id of its user, an integer or a string, for every '
-                     f'example. Received: {ids.ndim} axes of {ids.dtype.type.__name__}, or another number of '
-                     'ids than of examples.')
+                     f'example. Received: {ids.ndim} axes of {ids.dtype.type.__name__}, or another '
+                     'number of ids than of examples.')
   if ids.dtype == object and not any(
       all(isinstance(one, kind) for one in ids) for kind in (str, bytes, int)):
     raise ValueError('`users` must be integers or strings, all of one kind. Received: ids of '
