@@ -4,7 +4,6 @@
 `make test-sign` installs model-signing into build/sign. Its packages follow those of the stack.
 """
 
-import importlib.util
 import pathlib
 import shutil
 import subprocess
@@ -13,21 +12,27 @@ import sys
 import pytest
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
 from tfdp_adaptive.cli import main
 from tfdp_adaptive.report import card_json
 from tfdp_adaptive.report import signing
 
 ROOT = pathlib.Path(__file__).parents[2]
-PACKAGES = sorted(ROOT.glob('build/sign/lib/python*/site-packages'))
-HAS = bool(PACKAGES) or importlib.util.find_spec('model_signing') is not None
-needs_library = pytest.mark.skipif(
-    not HAS or shutil.which('openssl') is None,
-    reason='needs OpenSSF model-signing in build/sign (`make test-sign`), and the openssl command')
+PACKAGES = sorted(ROOT.glob('build/sign/lib/python%d.%d/site-packages' % sys.version_info[:2]))
+needs_library = pytest.mark.usefixtures('library')
 
 
-@pytest.fixture(scope='module', autouse=True)
-def packages():
+@pytest.fixture(scope='module', name='library')
+def find_library():
+  if shutil.which('openssl') is None:
+    pytest.skip('needs the openssl command')
   sys.path.extend(map(str, PACKAGES))
+  try:
+    signing._library()
+  except ImportError as error:
+    if PACKAGES and compat.KERAS_3:
+      raise
+    pytest.skip(f'needs packages of build/sign (`make test-sign`) that fit this stack: {error}')
   yield
   del sys.path[len(sys.path) - len(PACKAGES):]
 
