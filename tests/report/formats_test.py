@@ -111,7 +111,9 @@ def test_the_draft_of_the_registry_has_its_schema(fields, trust):
 
 @pytest.mark.parametrize('words, said', [
     ({name: text for name, text in WORDS.items() if name != 'region'}, "--words 'region=TEXT'"),
-    ({**WORDS, 'publication date': 'soon'}, 'must be a date')])
+    ({**WORDS, 'publication date': 'soon'}, 'must be a date'),
+    ({**WORDS, 'curator': ' , '}, 'must be names'),
+    ({**WORDS, 'registry author': ','}, 'must be names')])
 def test_the_registry_needs_what_only_the_author_can_say(words, said):
   with pytest.raises(ValueError, match=said):
     registry.fields(make_card(words=words))
@@ -155,6 +157,18 @@ def test_a_folder_without_a_card_is_an_error(tmp_path, capsys, source):
   assert main.main(['card', str(tmp_path / source), '--format', 'huggingface']) == 2
   said = capsys.readouterr().err
   assert said.startswith('tfdp card: error: ') and said.count('\n') == 1
+  assert 'must be a card' in said and 'No such file' in said
+
+
+def test_a_draft_of_the_registry_is_no_card_and_blanks_are_no_words(tmp_path, capsys):
+  draft = tmp_path / registry.NAME
+  draft.write_text(registry.to_yaml({**registry.fields(make_card(words=WORDS)), 'more': 'fields'}))
+  (tmp_path / 'card.json').write_text(card_json.to_json(make_card()))
+  for arguments in (['card', str(draft)], ['verify', str(draft)],
+                    ['card', str(tmp_path), '--words', 'name= '], ['card', str(tmp_path), '--words',
+                                                                  ' =name']):
+    assert main.main(arguments) == 2
+    assert capsys.readouterr().err.count('\n') == 1
 
 
 def test_weights_are_copied_and_a_file_with_secrets_is_not(tmp_path):

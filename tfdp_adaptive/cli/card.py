@@ -81,7 +81,7 @@ def load(path: pathlib.Path) -> card_lib.Card:
 
 def _words(text: str) -> card_lib.Words:
   from tfdp_adaptive.privacy import card as card_lib  # pylint: disable=import-outside-toplevel
-  about, _, words = text.partition('=')
+  about, words = (part.strip() for part in text.partition('=')[::2])
   if not (about and words):
     raise errors.UsageError(f'--words must be ABOUT=TEXT. Received: {text}')
   return card_lib.Words(about, words)

@@ -55,8 +55,12 @@ def read(path: Union[str, os.PathLike]) -> card_lib.Card:
   """Returns the card in a file of at most `LARGEST` bytes, or in `NAME` of a folder."""
   path = pathlib.Path(path)
   path = path / NAME if path.is_dir() else path
-  with open(path, 'rb') as file:
-    content = file.read(LARGEST + 1)
+  try:
+    with open(path, 'rb') as file:
+      content = file.read(LARGEST + 1)
+  except OSError as error:
+    raise UnreadableCard(f'{path} must be a card, which `tfdp card MODEL --out FOLDER` writes. '
+                         f'Received: {error.strerror}.') from error
   if len(content) > LARGEST:
     raise UnreadableCard(f'{path} must be a card, of at most {LARGEST >> 20} MiB. Received: more.')
   try:

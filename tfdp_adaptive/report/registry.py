@@ -84,7 +84,11 @@ def _privacy(card: card_lib.Card, epsilon: float) -> Dict[str, Any]:
 
 
 def _listed(text: str) -> List[str]:
-  return [one.strip() for one in text.split(',') if one.strip()]
+  found = [one.strip() for one in text.split(',') if one.strip()]
+  if not found:
+    raise ValueError('The words on `curator` and on `registry author` must be names, with commas '
+                     f'between them. Received: {text[:40]!r}.')
+  return found
 
 
 def to_yaml(value: Dict[str, Any]) -> str:
