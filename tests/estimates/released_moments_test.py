@@ -191,6 +191,28 @@ def test_whitening_is_its_formula(power, floor):
   assert features.ledger.entries == found.ledger.entries and not base.trainable_variables
 
 
+def test_whitening_leaves_out_eigenvalues_of_noise():
+  """One direction stands out of the noise, which moves its eigenvalue up; 99 do not."""
+  size, count, strong, weak = 100, 20_000, .2, .002
+  x = RNG.normal(size=[count, size]) * np.sqrt(weak)
+  x[:, 0] *= np.sqrt(strong / weak)
+  noise = dict(noise_multiplier=55.0, bound=2.0, constant=.5)
+  stddev = 55 * 4.25 / np.sqrt(2) / count  # Of the noise of the covariance, above its diagonal.
+  assert 2 * stddev * np.sqrt(size) > 30 * weak and stddev**2 * size > .15 * strong**2
+  found = []
+  for seed in range(10):
+    base = tfdp.estimates.second_moments(x, seed=seed, **noise).whitening(.5, .01)
+    total = 1 / np.square(np.linalg.svd(base.get_weights()[0])[1]) - .01
+    np.testing.assert_allclose(total[:-1], 0, atol=1e-6)
+    found.append(total[-1])
+  release = [tfdp.estimates.second_moments(x, seed=seed, **noise) for seed in range(10)]
+  traces = [np.trace(one.covariance[:-1, :-1]) * .25 / one.covariance[-1, -1] for one in release]
+  assert np.mean(np.multiply(found, traces)) == pytest.approx(strong, rel=.1)
+  # As it is released, the eigenvalue is a sixth larger.
+  values = [np.linalg.eigvalsh(one.covariance[:-1, :-1])[-1] / count for one in release]
+  assert np.mean(values) > 1.12 * strong
+
+
 def test_a_head_on_whitened_features_has_the_cost_of_the_release():
   x, y = RNG.normal(size=[200, 3]).astype(np.float32), RNG.integers(2, size=200)
   found = tfdp.estimates.second_moments(

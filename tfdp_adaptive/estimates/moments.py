@@ -81,7 +81,8 @@ class SecondMoments:
 
     It takes off their mean and multiplies by V diag(w / sum(w) + floor)^-power V', where w and V
     are eigenvalues and eigenvectors of their covariance. A private head then finds more in
-    directions in which features differ little. Its ledger has the cost of the release.
+    directions in which features differ little. Eigenvalues that noise alone may have count as zero,
+    and what noise adds to larger ones is taken off. Its ledger has the cost of the release.
 
     Args:
       power: How much directions are evened out, in [0, 0.5]; 0.5 is whitening, without the floor.
@@ -109,7 +110,10 @@ class SecondMoments:
     if not (count > 0 and values.sum() > 0):
       raise ValueError('The release must have a positive number of records and variance. Received: '
                        f'{count:.3g} and {values.sum():.3g}. Release with less noise.')
-    matrix = (vectors * (np.maximum(values, 0) / values.sum() + floor)**-power) @ vectors.T
+    edge = 2 * self.stddev * math.sqrt(len(mean)) / count  # Where eigenvalues of noise end.
+    known = values + np.sqrt(np.maximum(values**2 - edge**2, 0))  # w + (edge / 2)^2 / w is seen.
+    known = np.where(values > 1.1 * edge, known / 2, 0.0) / values.sum()
+    matrix = (vectors * (known + floor)**-power) @ vectors.T
     layers = compat.keras.layers
     affine = layers.Dense(len(mean), trainable=False)
     model = compat.keras.Sequential(
