@@ -29,9 +29,8 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import rules
-from tfdp_adaptive.clipping import bookkeeping
+from tfdp_adaptive.clipping import factored_sums
 from tfdp_adaptive.clipping import factors
-from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.examples import synthetic
 from tfdp_adaptive.rules import following_clip
 
@@ -108,14 +107,16 @@ def passed(weights: Any, x: tf.Tensor, y: tf.Tensor) -> Any:
 
 def clipped(
     rule: contract.Rule, queries: Any, clips: Any, unit: Any, found: Any, mask: Any) -> Any:
-  """Sums of records in units of the clip norm that is tried, and norms before clipping."""
+  """Sums of records in units of the clip norm that is tried, and norms before clipping, by ask."""
   losses, _, of_layers = found
   of_layers = [one.times(tf.fill(tf.shape(losses), 1 / unit)) for one in of_layers]
-  scales = [list(query.scale) or [()] * len(SPECS) for query in queries]
-  inside = [one.transformed(scale) if isinstance(scale, contract.Kronecker) else one
-            for one, scale in zip(of_layers, scales[0])]
-  return bookkeeping._clipped(  # pylint: disable=protected-access
-      SPECS, inside, (), losses, mask, interface.Request(rule.asks, queries, clips), scales)
+  answers = []
+  for ask, query, clip in zip(rule.asks, queries, clips):
+    scales = list(query.scale) or [()] * len(SPECS)
+    inside = [one.transformed(scale) if isinstance(scale, contract.Kronecker) else one
+              for one, scale in zip(of_layers, scales)]
+    answers.append(factored_sums.clip_factors(SPECS, inside, mask, ask, query, clip))
+  return zip(*answers)
 
 
 def runner(method: Method, plan: Any, task: Any, quantile: float) -> Any:
@@ -156,7 +157,7 @@ def runner(method: Method, plan: Any, task: Any, quantile: float) -> Any:
       public = public_of(state, weights)
       queries = rule.query(state, public)
       found = passed(weights, tf.gather(x, indices), tf.gather(y, indices))
-      sums = clipped(rule, queries, privatizer.resolve(queries), clip, found, mask).sums
+      sums, _ = clipped(rule, queries, privatizer.resolve(queries), clip, found, mask)
       releases, private = privatizer.release(private, queries, sums)
       direction, state = rule.update(state, releases, public)
       return t + 1, state, private, [w - rate * d for w, d in zip(weights, direction)]
@@ -170,8 +171,9 @@ def runner(method: Method, plan: Any, task: Any, quantile: float) -> Any:
   state = rule.init(SPECS)
   pilot = passed(start, *(tf.constant(part[:512]) for part in task.parts[1]))
   queries = rule.query(state, public_of(state, start))
-  median = float(np.median(clipped(
-      rule, queries, privatizer.resolve(queries), 1.0, pilot, tf.ones([512], tf.bool)).norms[0]))
+  _, norms = clipped(
+      rule, queries, privatizer.resolve(queries), 1.0, pilot, tf.ones([512], tf.bool))
+  median = float(np.median(norms[0]))
 
   def run(rate: float, clip: float, seed: int) -> Any:
     private = privatizer_lib.Privatizer(rule.asks, SPECS, **arguments, seed=seed).init()
