@@ -90,26 +90,19 @@ def sized(text: str, sizes: Mapping[str, Optional[str]], thing: str) -> Tuple[st
   return name, int(size) if size else None
 
 
-def assigned(
-    flag: str, texts: Sequence[str], known: Sequence[str], kind: Callable[[str], Any]
-    ) -> Dict[str, Any]:
-  """Returns `{name: value}` of the `NAME=VALUE` that a flag was given."""
-  result = {}
-  for text in texts:
-    name, _, value = text.partition('=')
-    if name not in known:
-      raise errors.UsageError(f'{flag} must name one of {", ".join(known)}. Received: {text}')
-    try:
-      result[name] = kind(value)
-    except argparse.ArgumentTypeError as error:
-      raise errors.UsageError(f'{flag} {name} {error}') from error
-  return result
-
-
 def changed(
     values: Mapping[str, Any], changes: Sequence[str], more: Sequence[str] = ()) -> Dict[str, Any]:
-  """Returns `values` with the changes of `--set`, which may also set names in `more`."""
-  return {**values, **assigned('--set', changes, (*values, *more), positive_float)}
+  """Returns `values` with the `NAME=VALUE` of `--set`, which may also set names in `more`."""
+  result, known = dict(values), (*values, *more)
+  for text in changes:
+    name, _, value = text.partition('=')
+    if name not in known:
+      raise errors.UsageError(f'--set must name one of {", ".join(known)}. Received: {text}')
+    try:
+      result[name] = positive_float(value)
+    except argparse.ArgumentTypeError as error:
+      raise errors.UsageError(f'--set {name} {error}') from error
+  return result
 
 
 def asked(arguments: argparse.Namespace) -> Dict[str, Any]:
