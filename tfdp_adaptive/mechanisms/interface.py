@@ -272,7 +272,8 @@ class Mechanism(frozen.Frozen, abc.ABC):
     return size * math.sqrt(self._squared_error(objective, self._rows(n)))
 
   def _squared_error(self, objective: str, n: int) -> float:
-    return workload_lib.reduce_errors(self.squared_errors(n), objective)
+    squares = self.squared_errors(n)
+    return float({'mean': squares.mean(), 'max': squares.max(), 'last': squares[-1]}[objective])
 
   def _rows(self, n: Optional[int]) -> int:
     """Returns n, or all steps. Raises for rows the mechanism does not have."""

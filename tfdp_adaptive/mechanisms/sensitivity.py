@@ -48,11 +48,6 @@ def best_pattern(values: np.ndarray, min_sep: int, k: int) -> np.ndarray:
   return best[..., n]
 
 
-def disjoint(squared_norms: np.ndarray, min_sep: int, k: int) -> float:
-  """Returns the sensitivity if columns of one pattern do not overlap (bands <= min_sep)."""
-  return float(np.sqrt(best_pattern(np.asarray(squared_norms), min_sep, k)))
-
-
 def equal_spacing_column(c: np.ndarray, steps: int, min_sep: int, k: int) -> np.ndarray:
   """Returns the sum of the columns 0, b, ..., (k-1) b of a Toeplitz C, `v_j = sum_{m<k} c_{j-mb}`.
 
@@ -161,8 +156,8 @@ def general(strategy: np.ndarray, min_sep: int, k: int) -> float:
   squared_norms = np.sum(strategy**2, axis=0)
   if k == 1:
     return float(np.sqrt(squared_norms.max()))
-  if not np.any(np.tril(strategy.T @ strategy, -min_sep)):
-    return disjoint(squared_norms, min_sep, k)
+  if not np.any(np.tril(strategy.T @ strategy, -min_sep)):  # Columns of one pattern are disjoint.
+    return float(np.sqrt(best_pattern(squared_norms, min_sep, k)))
   return overlapping(strategy, min_sep, k)
 
 

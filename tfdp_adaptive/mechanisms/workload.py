@@ -122,12 +122,6 @@ def reduce(squares: np.ndarray, objective: str, exponent: int = 16) -> Tuple[flo
   return value, value / powers.sum() * powers / np.maximum(squares, 1e-300)
 
 
-def reduce_errors(squares: np.ndarray, objective: str) -> float:
-  """Returns the mean, maximum or last of squared errors; `objective` as named."""
-  reduced = {'mean': squares.mean(), 'max': squares.max(), 'last': squares[-1]}
-  return float(reduced[objective])
-
-
 _NEGLIGIBLE = 1e-18
 _NODES = 32  # Steps whose largest error is minimized; it is a smooth function of the step.
 
