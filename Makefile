@@ -201,7 +201,7 @@ recipes: $(CURRENT)/installed
 	@mkdir -p build/recipes
 	@set -e; for path in examples/recipes/*.py; do \
 	  name=$$(basename $$path .py); echo $$name; \
-	  $(RUN) $(CURRENT)/bin/python -W ignore $$path > build/recipes/$$name.txt; \
+	  $(RUN) $(CURRENT)/bin/python -W ignore docs/site/recipes.py $$path > build/recipes/$$name.txt; \
 	  mv build/recipes/$$name.txt benchmarks/results/recipes/; \
 	done
 

@@ -69,7 +69,7 @@ def build_private_fed_avg(
     seed: For tests only: fixed noise protects nobody.
 
   Returns:
-    A `PrivateFedAvg`, see `engines`. The metrics that `next` returns have the parts `released`,
+    A `PrivateFedAvg`, see `engines`. The metrics that `next` returns have two parts: `released`,
     which is private, and `not_private`.
   """
   arguments = dict(locals())

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes as pages: the program's docstring, the program, and what it printed, with a picture."""
+"""Recipes as pages: the program's docstring, the program, and what it printed, with a picture.
+
+`python docs/site/recipes.py FILE` runs a recipe, and prints its processor time.
+"""
 
 import ast
 import html
 import pathlib
 import re
+import resource
+import runpy
+import sys
 
 _RESULTS = 'accuracy|area under|mean absolute|hidden items'  # What a result begins with.
 _WIDTH, _BAR, _ROW = 600, 300, 26  # Sizes of a picture, its longest bar and a row.
@@ -64,3 +70,9 @@ def _table(printed):
     else:
       rows.append(f'| {found[1]} | {found[2]} |')
   return '\n'.join(rows + rest)
+
+
+if __name__ == '__main__':
+  runpy.run_path(sys.argv[1], run_name='__main__')
+  used = resource.getrusage(resource.RUSAGE_SELF)
+  print(f'Processor time: {used.ru_utime + used.ru_stime:.0f} s.')

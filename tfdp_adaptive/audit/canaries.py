@@ -32,8 +32,8 @@ class Canaries(NamedTuple):
   """Training data with canaries among it.
 
   Attributes:
-    data: `(x, y, sample_weight)`; a canary left out has weight zero, which makes
-      it the empty record of zero-out adjacency.
+    data: `(x, y, sample_weight)`; a canary that is left out has weight zero. Under zero-out
+      adjacency, this is the empty record.
     indices: [count] where the canaries are.
     included: [count] bool, SECRET until the model is released.
   """
@@ -167,8 +167,8 @@ def run(
     indices: The records that become canaries. By default, all records up to 1000, else 1000 at
       random.
     labels: See `insert`.
-    score: `(model, x, y) -> [n]`, larger where the model seems to know a
-      record; the fall of the loss during training by default.
+    score: `(model, x, y) -> [n]`, larger if the model seems to know a record. By default, it is the
+      fall of the loss during training.
     confidence: Probability with which the bound is valid, in (0, `LARGEST_CONFIDENCE`].
     seed: For tests only.
     **fit: Further arguments of `model.fit`, such as `verbose`.

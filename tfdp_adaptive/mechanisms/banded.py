@@ -33,7 +33,7 @@ class Banded(interface.Mechanism):
     steps: T.
     method: 'normalized', the best Toeplitz C with its columns normalized, or
       'optimal', the best banded C (O(T b^2) per iteration; 1 to 3% less error).
-    coefficients: Fixes the Toeplitz C of 'normalized'; [bands].
+    coefficients: [bands] the Toeplitz C of 'normalized', instead of a design.
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last'; 'mean' only for the method 'optimal'.
     tolerance: For the method 'optimal': the relative distance from the least error at which the

@@ -57,8 +57,8 @@ class BandedInverse(_KnownInverse):
     steps: T.
     method: 'optimal', or 'power': the best first p coefficients of (1 - x)^gamma.
     coefficients: [inverse_bands] coefficients of C^-1, up to scale, instead of a design.
-    min_sep: The participation that the design minimizes the error for, together with
-      `max_participations`.
+    min_sep: Least distance between two steps of a record. The design minimizes the error for
+      `min_sep` and `max_participations`.
     max_participations: As in `sensitivity`.
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last', the error to minimize.

@@ -31,8 +31,8 @@ class BLT(families.ToeplitzMechanism):
     steps: T, at most `most_steps`.
     weights: [buffers] omega, to be given with `decays`, instead of a design.
     decays: [buffers] theta in (0, 1), instead of a design.
-    min_sep: The participation that the design minimizes the error for, together with
-      `max_participations`.
+    min_sep: Least distance between two steps of a record. The design minimizes the error for
+      `min_sep` and `max_participations`.
     max_participations: As in `sensitivity`.
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last', the error to minimize.

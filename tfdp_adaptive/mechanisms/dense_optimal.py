@@ -46,9 +46,9 @@ class Dense(interface.Mechanism):
       earlier. None for 1e-8 of the mean error up to 256 steps and 1e-5 above, 1e-4 for many
       participations, and 1e-3 of the maximal error. It must be given for more than 1,024 steps, and
       for more than 512 with many participations: these designs take minutes to hours.
-    min_sep: The participation that the design minimizes the mean error for, together with
-      `max_participations`. More than one participation needs `fixed_order`, with one in every epoch
-      of `min_sep` steps. The best C for any other pattern is not known.
+    min_sep: Least distance between two steps of a record. The design minimizes the mean error for
+      `min_sep` and `max_participations`. More than one participation needs `fixed_order`, with one
+      in every epoch of `min_sep` steps. The best C for any other pattern is not known.
     max_participations: As in `sensitivity`.
     fixed_order: As in `sensitivity`.
     workload: A `Workload` or its config; None for prefix sums.
