@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras import weight_ledger
+from tfdp_adaptive.privacy import weight_digests
 
 keras, layers = compat.keras, compat.keras.layers
 RNG = np.random.default_rng(0)
@@ -239,6 +240,8 @@ def test_secrets_are_only_in_files_that_resume(tmp_path):
   assert all(float(t.result()) == pytest.approx(0.123456) for t in trackers)  # They go on.
   tf.saved_model.save(model, str(tmp_path / 'folder'))
   model.export(str(tmp_path / 'export'))
+  assert weight_digests.of_file(tmp_path / 'export').weights == weight_digests.of(
+      model.get_weights())
   (tmp_path / 'pickle').write_bytes(pickle.dumps(model))
   for name in ('w.weights.h5', 'c.weights.h5', 'folder', 'export', 'pickle'):
     assert told(tmp_path / name) == 0, name

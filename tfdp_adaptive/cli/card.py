@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.out is None:
       print(next(text for name, text in texts.items() if name != card_json.NAME), end='')
       return
-    arguments.out.mkdir(parents=True, exist_ok=True)
     paths = card_page.write(texts, arguments.out)
     if arguments.format == 'huggingface' or sign is not None:
       paths += _with_weights(arguments.source, arguments.out)
@@ -69,7 +68,7 @@ def load(path: pathlib.Path) -> card_lib.Card:
   from tfdp_adaptive.privacy import card as card_lib  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.privacy import weight_digests  # pylint: disable=import-outside-toplevel
   from tfdp_adaptive.report import card_json  # pylint: disable=import-outside-toplevel
-  if path.suffix not in ('.keras', '.h5'):
+  if path.suffix not in ('.keras', '.h5') and not (path / 'saved_model.pb').exists():
     return card_json.read(path)
   file = weight_digests.of_file(path)
   if not file.ledger:

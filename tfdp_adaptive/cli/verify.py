@@ -24,8 +24,9 @@ _SECONDS = 600
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('card', metavar='CARD', type=options.path, help='the card to check: card.json, or its folder')
-  add('--weights', type=options.path, metavar='FILE',
-      help='the .keras, .weights.h5 or .npz file to compare with the card')
+  add('--weights', type=options.path, metavar='PATH',
+      help='the .keras, .weights.h5 or .npz file, or the folder of `model.export`, to compare with '
+           'the card')
   add('--public-key', type=options.path, metavar='KEY',
       help='the public key (PEM) that the folder of the card must be signed with; needs the extra '
            '`sign`')

@@ -80,7 +80,6 @@ class PrivacyReport(Callback):
   def write_card(self) -> None:
     """Writes the card, if a folder was given; `fit` calls it when it knows how training ended."""
     if self._card is not None and self._began:
-      self._card.mkdir(parents=True, exist_ok=True)
       card_page.write(card_page.files(self.model.privacy_card(looks=self._looks)), self._card)
 
 

@@ -48,13 +48,15 @@ def short(digests: Sequence[str]) -> str:
 
 
 def of_file(path: Union[str, os.PathLike]) -> File:
-  """Returns the digests of a `.keras`, `.weights.h5` or `.npz` file.
+  """Returns the digests of a `.keras`, `.weights.h5` or `.npz` file, or of the folder of an export.
 
   Raises:
     ValueError: The file is none of these, or damaged.
   """
   import h5py  # It comes with Keras. pylint: disable=import-outside-toplevel
   try:
+    if os.path.isdir(path):
+      return _of_named(_exported(path).items())
     if h5py.is_hdf5(path):
       with h5py.File(path, 'r') as file:
         return _of_named(_datasets(file))
@@ -65,13 +67,13 @@ def of_file(path: Union[str, os.PathLike]) -> File:
     with np.load(path, allow_pickle=False) as arrays:
       return _of_named((name, arrays[name]) for name in arrays.files)
   except OSError as error:
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
       raise
     raise ValueError(f'{path} cannot be read as weights ({error}).') from error
   except Exception as error:  # pylint: disable=broad-except
     # Whatever a damaged archive makes of three libraries.
-    raise ValueError(f'{path} must be a .keras, .weights.h5 or .npz file of weights. '
-                     f'Received: {str(error)[:80]}.') from error
+    raise ValueError(f'{path} must be a .keras, .weights.h5 or .npz file of weights, or the folder '
+                     f'of an export. Received: {str(error)[:80]}.') from error
 
 
 def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
@@ -89,6 +91,17 @@ def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
     else:
       weights.append(value)
   return File(of(weights), beside['optimizer'], beside['metrics'], ledger)
+
+
+def _exported(folder: Union[str, os.PathLike]) -> Dict[str, Any]:
+  """Returns the variables of a SavedModel by the names that they had in the model."""
+  import tensorflow as tf  # Most files need none. pylint: disable=import-outside-toplevel
+  from tensorflow.core.protobuf import trackable_object_graph_pb2  # pylint: disable=all
+  reader = tf.train.load_checkpoint(os.path.join(folder, 'variables', 'variables'))
+  graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
+      reader.get_tensor('_CHECKPOINTABLE_OBJECT_GRAPH'))
+  return {one.full_name: reader.get_tensor(one.checkpoint_key)
+          for node in graph.nodes for one in node.attributes if one.full_name}
 
 
 def _datasets(group: Any) -> List[Tuple[str, Any]]:

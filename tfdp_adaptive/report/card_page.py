@@ -61,7 +61,8 @@ def files(card: card_lib.Card, stem: str = 'card') -> Dict[str, str]:
 
 
 def write(texts: Mapping[str, str], folder: pathlib.Path) -> List[pathlib.Path]:
-  """Writes files into a folder by their names, and returns their paths."""
+  """Writes files into a folder, which it makes, by their names, and returns their paths."""
+  folder.mkdir(parents=True, exist_ok=True)
   for name, text in texts.items():
     runfolder.replace(folder / name, text.encode(), 0o666)
   return [folder / name for name in texts]
