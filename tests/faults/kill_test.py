@@ -12,8 +12,6 @@ import numpy as np
 import nursery
 import pytest
 
-from tfdp_adaptive import compat
-
 VICTIM = pathlib.Path(ledger.__file__)
 
 
@@ -52,7 +50,6 @@ def test_fit_with_backups_survives_kills(mother, tmp_path):
   assert runs == 2 and again < 5  # A backup is made after every epoch of four steps.
 
 
-@pytest.mark.skipif(not compat.KERAS_3, reason='the unbroken run hung, once in one trial')
 def test_views_after_a_kill_are_those_of_an_unbroken_run(mother, tmp_path):
   weights = []
   for name, lives in (('unbroken', [0]), ('killed', [15, 0])):

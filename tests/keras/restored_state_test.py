@@ -280,7 +280,6 @@ def test_digests_know_integer_weights_and_no_random_states(tmp_path):
   assert weight_digests.of_file(tmp_path / 'm.weights.h5').weights == after
 
 
-@pytest.mark.thorough
 @pytest.mark.both_stacks
 def test_what_others_read_has_no_exact_metric_and_what_resumes_is_the_owners(tmp_path):
   model = build(tfdp.DPAdam(0.05, plan=PLAN, seed=3))

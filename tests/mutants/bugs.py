@@ -39,6 +39,7 @@ _RUNS = 'federated/saved_runs_test.py federated/resume_test.py'
 _MOMENTS = 'estimates/released_moments_test.py'
 _EVERYWHERE = 'keras/ledger_everywhere_test.py'
 _SILO = 'federated/silo_test.py'
+_FOUND = 'independence/disclosures_test.py'
 _RESTORED, _CARDS = 'keras/restored_state_test.py', 'report/card_test.py'
 
 _BY_FILE = {
@@ -189,6 +190,8 @@ _BY_FILE = {
          'Norms that their type cannot hold.', _NUMBERS + ' clipping/magnitudes_test.py'),
     ],
     'tfdp_adaptive/clipping/losses.py': [
+        ('graphs of losses unseen', '  inspect(concrete)\n', '',
+         'Python code may bring labels that no name leads to.', _FOUND),
         ('padding in the losses', 'tf.math.multiply_no_nan(values, weights)', 'values * weights',
          'The loss of what is no record would be NaN.', 'keras/features_test.py'),
     ],
@@ -279,6 +282,9 @@ _BY_FILE = {
          'More error than need be.', 'mechanisms/golden_values_test.py'),
     ],
     'tfdp_adaptive/accounting/losses.py': [
+        ('losses above the grid', 'self._range(reach)[1]) * (1 + 1e-9))',
+         'self._range(reach)[1]) * 0)', 'Their mass is a part of delta.',
+         'accounting/composition_test.py'),
         ('a sampled step a little weaker', 'Pair(kind, event.sampling_probability, 1 / sigma)',
          'Pair(kind, event.sampling_probability, 0.99 / sigma)', 'One percent of the noise.',
          _ACCOUNTING),
@@ -472,6 +478,18 @@ _BY_FILE = {
          'Each view would be clipped by itself, or the step would fail.', _VIEWS),
     ],
     'tfdp_adaptive/independence/disclosures.py': [
+        ('numbers written as a text', 'return sum(map(str.isdigit, one)) > SETTINGS',
+         'return False', 'Labels in the digits of a text.', _FOUND),
+        ('attributes of a class', 'isinstance(one, (types.ModuleType, type)) else type(one)):',
+         'isinstance(one, types.ModuleType) else type(one)):',
+         'A loss may hold the labels in a class of its own.', _FOUND),
+        ('imports inside a function', '_imported(function.__code__) & set(sys.modules))]',
+         'set())]', 'A loss may hold the labels in another module.', _FOUND),
+        ('methods that no name calls', "'__getattr__', '__getitem__', '__iter__', '__next__')",
+         ')', 'Rows that are looked up, and not by a name.', _FOUND),
+        ('methods known by identity',
+         'key = (id(one.__self__), id(one.__func__)) if inspect.ismethod(one) else id(one)',
+         'key = id(one)', 'A method that calls itself would be searched without end.', _FOUND),
         ('integers are settings', 'return isinstance(one, numbers.Number) and not',
          'return isinstance(one, float) and not',
          'Class counts and records as integers reach the weights unnoticed.',
@@ -631,6 +649,10 @@ _BY_FILE = {
          'Every replica would move the weights by itself.', 'keras/distribute_test.py'),
     ],
     'tfdp_adaptive/keras/private.py': [
+        ('methods dropped in silence', '  if ignored and not is_task(model):', '  if False:',
+         'The private model would do something else.', 'keras/semantics_test.py'),
+        ('copies that are not compiled', "  if getattr(copy, 'compiled', False):", '  if False:',
+         'A copy of a compiled model trains in Keras.', 'keras/semantics_test.py'),
         ('plain copies', '  private = _around(copy)', '  return copy',
          'They would train without privacy.', 'keras/habits_test.py'),
     ],
@@ -643,6 +665,13 @@ _BY_FILE = {
          'Somebody who saw numbers has stopped the run.', _RESTORED),
     ],
     'tfdp_adaptive/keras/model.py': [
+        ('functions that are set later', 'signature += str([id(one) for one in (',
+         'str([id(one) for one in (', 'They would never be searched.', 'keras/semantics_test.py'),
+        ('a missing plan unsaid', 'if self.optimizer.plan is None and self.optimizer.noise_multi',
+         'if False and self.optimizer.noise_multi', 'Nothing would be accounted for, silently.',
+         'keras/semantics_test.py'),
+        ('exact metrics in a SavedModel', '      self.reset_metrics()  # Exact',
+         '      pass  # Exact', 'Sums of private numbers would be published.', _RESTORED),
         ('a layer that is switched', 'str(hash(frozenset(probes.python_state(self).items())))',
          "''", 'Code may ask an attribute that a callback changes.', 'keras/semantics_test.py'),
         ('weights of unknown cost', '    self._has_unknown_weights = True\n', '',
@@ -690,6 +719,8 @@ _BY_FILE = {
          'keras/history_test.py'),
     ],
     'tfdp_adaptive/keras/weight_ledger.py': [
+        ('exact metrics in files of weights', 'v.assign(np.zeros(v.shape))', 'pass',
+         'Sums of private numbers would be published.', _RESTORED),
         ('no line in files of weights', 'if found is not None and found.entries:',
          'if found is not None and not found.entries:', 'A file of weights would be a new model.',
          _EVERYWHERE),
@@ -787,6 +818,8 @@ _BY_FILE = {
          'As above, in the state itself.', _RUNS),
     ],
     'federated/simulation.py': [
+        ('a fixed seed unsaid', 'seeded=process.seed is not None,', 'seeded=False,',
+         'Whoever knows the seed takes the noise away.', 'federated/simulation_test.py'),
         ('a client under two places', 'if different < len(client_ids):', 'if False:',
          'It takes part twice in a round.', 'federated/identity_test.py'),
         ('rounds beyond the budget',
@@ -814,6 +847,20 @@ _BY_FILE = {
          'value, 0.0))', 'A client could report any number.', _SERVER),
         ('uphill at the server', 'lambda w, d: w - tf.cast(rate, w.dtype)',
          'lambda w, d: w + tf.cast(rate, w.dtype)', 'The sign of every round.', _SERVER),
+    ],
+    'tfdp_adaptive/independence/constants.py': [
+        ('integers of a layer', 'return flat.size > _STRUCTURE and bool((steps != steps[0]).any())',
+         'return False', 'Labels are mostly integers.', _FOUND),
+        ('texts in a graph', "value.dtype.kind in 'fVOSU' and", "value.dtype.kind in 'fV' and",
+         'Labels as words.', _FOUND),
+    ],
+    'tfdp_adaptive/compat/saving.py': [
+        ('checkpoints that others read', 'os.chmod(file, 0o600)', 'pass',
+         'The state of an optimizer is secret.', _RESTORED),
+    ],
+    'tfdp_adaptive/keras/callbacks.py': [
+        ('a stop that is not counted', 'run.stopped = int(min([run.plan.steps, *budget]))', 'pass',
+         'What was seen has decided the number of steps.', _RESTORED),
     ],
 }
 MUTANTS = tuple(Mutant(name, file, *rest) for file, some in _BY_FILE.items()
