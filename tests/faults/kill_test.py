@@ -50,6 +50,7 @@ def test_fit_with_backups_survives_kills(mother, tmp_path):
   assert runs == 2 and again < 5  # A backup is made after every epoch of four steps.
 
 
+@pytest.mark.thorough
 def test_views_after_a_kill_are_those_of_an_unbroken_run(mother, tmp_path):
   weights = []
   for name, lives in (('unbroken', [0]), ('killed', [15, 0])):
