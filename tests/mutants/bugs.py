@@ -670,8 +670,6 @@ _BY_FILE = {
         ('a missing plan unsaid', 'if self.optimizer.plan is None and self.optimizer.noise_multi',
          'if False and self.optimizer.noise_multi', 'Nothing would be accounted for, silently.',
          'keras/semantics_test.py'),
-        ('exact metrics in a SavedModel', '      self.reset_metrics()  # Exact',
-         '      pass  # Exact', 'Sums of private numbers would be published.', _RESTORED),
         ('a layer that is switched', 'str(hash(frozenset(probes.python_state(self).items())))',
          "''", 'Code may ask an attribute that a callback changes.', 'keras/semantics_test.py'),
         ('weights of unknown cost', '    self._has_unknown_weights = True\n', '',
