@@ -7,7 +7,7 @@ within its example. A loss that may compare examples is called with one example 
 """
 
 import re
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
@@ -156,22 +156,30 @@ def _example_values(
   target = tf.convert_to_tensor(target)
   if output.shape.rank == target.shape.rank + 1 and output.shape[-1] == 1:
     target = target[..., tf.newaxis]  # Keras accepts [n] targets for [n, 1] outputs.
-  if isinstance(loss, compat.keras.losses.Loss) and not _keeps_apart(loss, target, output):
-    return _by_keras(loss, target, output, mask, sample_weight, inspect)
-  target, outside = _classes_in_range(loss, target, output)
-  values, valid = _unreduced(loss, target, output, inspect)
+  if _keeps_apart(loss, target, output):
+    target, outside = _classes_in_range(loss, target, output)
+    raw = _unreduced(loss, target, output)
+    return _within(loss, raw, output.dtype, mask, sample_weight, outside)
+  return _one_by_one(loss, target, output, mask, sample_weight, inspect)
+
+
+def _within(
+    loss: compat.Loss, raw: tf.Tensor, dtype: tf.DType, mask: Optional[tf.Tensor],
+    sample_weight: Optional[tf.Tensor], outside: Optional[tf.Tensor] = None) -> tf.Tensor:
+  """Returns unreduced losses [n, ...] reduced within each example."""
+  values = tf.cast(raw, dtype)
   count = tf.ones_like(values)
-  for some in (mask, valid):
+  for some in (mask, getattr(raw, '_keras_mask', None)):
     if some is not None:
-      count *= _align(tf.cast(some, values.dtype), values)
+      count *= _align(tf.cast(some, dtype), values)
   weights = count
   if sample_weight is not None:
-    weights *= _align(tf.cast(sample_weight, values.dtype), values)
+    weights *= _align(tf.cast(sample_weight, dtype), values)
   axes = list(range(1, values.shape.rank))
   total = tf.reduce_sum(tf.math.multiply_no_nan(values, weights), axes)
   if outside is not None:  # A loss of NaN, so that the example is left out.
     outside = tf.reduce_any(tf.reshape(outside, tf.shape(values)) & (weights != 0), axes)
-    total *= tf.where(outside, tf.constant(float('nan'), total.dtype), tf.ones_like(total))
+    total *= tf.where(outside, tf.constant(float('nan'), dtype), tf.ones_like(total))
   if _reduction(loss) == 'sum':
     return total
   return tf.math.divide_no_nan(total, tf.reduce_sum(count, axes))
@@ -188,102 +196,78 @@ def _of_several(loss: compat.Loss, inspect: Inspect, *record: trees.Tree) -> tf.
   return mapping.vectorized(alone, record)
 
 
-def _by_keras(
+def _unreduced(loss: compat.Loss, target: tf.Tensor, output: tf.Tensor) -> Any:
+  """Returns the losses [n, ...]. Raises for a loss that has reduced the batch."""
+  raw = tf.convert_to_tensor(getattr(loss, 'call', loss)(target, output))
+  if not raw.shape.rank or not raw.shape[:1].is_compatible_with(output.shape[:1]):
+    raise _not_per_example(loss, raw, output)
+  return raw
+
+
+def _one_by_one(
     loss: compat.Loss, target: tf.Tensor, output: tf.Tensor, mask: Optional[tf.Tensor],
     sample_weight: Optional[tf.Tensor], inspect: Inspect) -> tf.Tensor:
-  """Returns the losses [n] that Keras computes of batches of one example."""
+  """Returns the losses [n] of batches of one example: a loss of Keras reduces them itself.
+
+  The gradient is also taken inside the map. Outside, TensorFlow would differentiate the selection
+  of records, which costs more than the loss.
+  """
+  is_function = not isinstance(loss, compat.keras.losses.Loss)
   more = {'mask': mask, 'weight': sample_weight}
   more = {name: tf.convert_to_tensor(one) for name, one in more.items() if one is not None}
+  records = (target, output, *more.values())
 
-  def alone(record: trees.Tree) -> tf.Tensor:
+  def called(record: trees.Tree) -> Tuple[tf.Tensor, Dict[str, tf.Tensor]]:
+    # The gradient of `t[tf.newaxis]` would write all outputs once more.
     target, output, *rest = [tf.expand_dims(t, 0) for t in record]
     given = dict(zip(more, rest))
+    if is_function:
+      return tf.convert_to_tensor(loss(target, output)), given
     if 'mask' in given:
       output._keras_mask = given['mask']
-    value = compat.loss_of_batch(loss, target, output, given.get('weight'))
-    return tf.reduce_mean(tf.cast(value, record[1].dtype))
+    return compat.loss_of_batch(loss, target, output, given.get('weight')), given
 
-  _refuse_state(loss, inspect, alone, target, output, *more.values())
-  if not compat.has_own_call(loss):  # An own call may return a scalar.
-    _unreduced_shape(loss, loss.call(target, output), output)
-  values = _one_by_one(alone, target, output, *more.values(), scalar=True)
+  _refuse_state(loss, inspect, lambda record: called(record)[0], *records)
+  # If its sizes are static, nothing reads it. An own call may return a scalar.
+  whole = None if compat.has_own_call(loss) else _unreduced(loss, target, output)
+  if is_function and output.shape[0] == 1:
+    return _within(loss, whole, output.dtype, mask, sample_weight)
+
+  def alone(record: trees.Tree) -> tf.Tensor:
+    value, given = called(record)
+    if not is_function:
+      return tf.reduce_mean(tf.cast(value, output.dtype))
+    sizes = whole.shape[1:]
+    if sizes.num_elements() not in (None, value.shape.num_elements()):
+      raise _not_per_example(loss, value, record[1][tf.newaxis])
+    value = tf.ensure_shape(tf.reshape(value, tf.concat(
+        [[1], sizes if sizes.is_fully_defined() else tf.shape(whole)[1:]], 0)), [1, *sizes])
+    return tf.squeeze(_within(loss, value, output.dtype, given.get('mask'), given.get('weight')))
+
+  def value_and_gradient(record: trees.Tree) -> Tuple[tf.Tensor, tf.Tensor]:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+      tape.watch(record[1])
+      value = alone(record)
+    gradient = tape.gradient(value, record[1])
+    return value, tf.zeros_like(record[1]) if gradient is None else gradient
+
+  @tf.custom_gradient
+  def run(output: tf.Tensor) -> Any:
+    values, gradients = mapping.vectorized(value_and_gradient, records)
+
+    def backward(cotangents: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
+      shape = [-1] + [1] * (output.shape.rank - 1)
+      products = tf.math.multiply_no_nan(gradients, tf.reshape(cotangents, shape))
+      return (products, [None] * len(variables)) if variables else products
+
+    return values, backward
+
+  values = run(output)
   if sample_weight is None:
     return values
   used = tf.not_equal(more['weight'], 0)
   used = tf.reduce_any(used, list(range(1, used.shape.rank)))
   return tf.where(used, values, tf.zeros_like(values))
-
-
-def _unreduced_shape(loss: compat.Loss, values: tf.Tensor, output: tf.Tensor) -> None:
-  """Raises for a loss that has reduced the batch."""
-  if not values.shape.rank or not values.shape[:1].is_compatible_with(output.shape[:1]):
-    raise _not_per_example(loss, values, output)
-
-
-def _unreduced(
-    loss: compat.Loss, target: tf.Tensor, output: tf.Tensor,
-    inspect: Inspect) -> Tuple[tf.Tensor, Optional[tf.Tensor]]:
-  """Returns the loss [n, ...] of each example by itself, and its mask if it has one."""
-  function: Any = getattr(loss, 'call', loss)
-  known = _keeps_apart(loss, target, output)
-  if not known:
-    _refuse_state(
-        loss, inspect, lambda record: function(*[t[tf.newaxis] for t in record]), target, output)
-  raw = function(target, output)
-  values = tf.cast(raw, output.dtype)
-  _unreduced_shape(loss, values, output)
-  if known or output.shape[0] == 1:
-    return values, getattr(raw, '_keras_mask', None)
-  # If the sizes are static, nothing reads `values`, and the graph omits its computation.
-  sizes = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
-
-  def alone(record: trees.Tree) -> tf.Tensor:
-    # The gradient of `t[tf.newaxis]` would write all outputs once more.
-    value = function(*[tf.expand_dims(t, 0) for t in record])
-    if values.shape[1:].num_elements() not in (None, value.shape.num_elements()):
-      raise _not_per_example(loss, value, record[1][tf.newaxis])
-    return tf.ensure_shape(
-        tf.reshape(tf.cast(value, output.dtype), sizes), values.shape[1:])
-
-  return _one_by_one(alone, target, output, scalar=not values.shape.rank - 1), None
-
-
-def _one_by_one(
-    alone: Callable[[trees.Tree], tf.Tensor], target: tf.Tensor, output: tf.Tensor,
-    *more: tf.Tensor, scalar: bool) -> tf.Tensor:
-  """Returns `alone` of every record, whose gradient is also taken inside the map.
-
-  Outside of the map, TensorFlow would differentiate the selection of records, which costs more than
-  the loss.
-  """
-  def value_and_gradient(
-      record: trees.Tree, cotangent: Optional[tf.Tensor] = None) -> Tuple[tf.Tensor, tf.Tensor]:
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-      tape.watch(record[1])
-      value = alone(record)
-    gradient = tape.gradient(value, record[1], output_gradients=cotangent)
-    return value, tf.zeros_like(record[1]) if gradient is None else gradient
-
-  @tf.custom_gradient
-  def run(output: tf.Tensor) -> Any:
-    if scalar:
-      values, gradients = mapping.vectorized(value_and_gradient, (target, output, *more))
-    else:
-      values = mapping.vectorized(alone, (target, output))
-
-    def backward(cotangents: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
-      if scalar:
-        shape = [-1] + [1] * (output.shape.rank - 1)
-        products = tf.math.multiply_no_nan(gradients, tf.reshape(cotangents, shape))
-      else:
-        products = mapping.vectorized(
-            lambda record: value_and_gradient(record[:2], record[2])[1],
-            (target, output, cotangents))
-      return (products, [None] * len(variables)) if variables else products
-
-    return values, backward
-
-  return run(output)
 
 
 def _classes_in_range(

@@ -17,7 +17,8 @@ from tfdp_adaptive.compat import strategy
 
 def has_own_call(loss: stack.Loss) -> bool:
   """Returns whether a loss object overrides how Keras reduces batches."""
-  return type(loss).__call__ is not stack.keras.losses.Loss.__call__
+  own = stack.keras.losses.Loss
+  return isinstance(loss, own) and type(loss).__call__ is not own.__call__
 
 
 def loss_of_batch(

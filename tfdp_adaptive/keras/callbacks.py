@@ -7,7 +7,7 @@ docs/callbacks.md says what the callbacks of Keras cost.
 import math
 import os
 import pathlib
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Optional, Sequence, Union
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
-from tfdp_adaptive import trees
 from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
@@ -23,7 +22,6 @@ from tfdp_adaptive.keras.histograms import TensorBoardHistograms as TensorBoardH
 from tfdp_adaptive.report import card_page
 
 _CHECK_EVERY = 20  # Steps.
-_SMALL = 0.1  # Root mean square of weights: growth from less, as from zeros, is no sign.
 Callback: Any = compat.keras.callbacks.Callback
 Callbacks = Any  # One, a list of them, or a `CallbackList`.
 _CHOICES = {
@@ -157,86 +155,39 @@ def _check_plan(callback: Callbacks) -> None:
         f'one nothing is accounted for. Received: optimizer={optimizer!r}.')
 
 
-class StopIfDiverged(Callback):
-  """Stops when weights are not finite or too large, or the loss on public data is too large.
+class _StopIfNotFinite(Callback):
+  """Stops a `fit` whose weights are not finite. It reads no logs: nothing waits for them."""
 
-  Every `fit` of a private model stops if its weights are no longer finite. This callback also stops
-  for other reasons. It costs no privacy, because it does not read the exact training loss.
-
-  Args:
-    growth: Also stop if the root mean square of the weights reaches this multiple of its value at
-      the start (or of 0.1, if that is larger).
-    public_data: `(x, y)`, which must be public. Its loss is evaluated after every epoch. Training
-      stops if the loss is not finite, or reaches `factor` times its smallest value so far.
-    factor: The multiple of the smallest loss on public data at which training stops.
-  """
-
-  def __init__(self, growth: Optional[float] = None,
-               public_data: Optional[Tuple[trees.Tree, trees.Tree]] = None,
-               factor: float = 2.0) -> None:
+  def __init__(self) -> None:
     super().__init__()
-    self.async_safe = self._supports_tf_logs = True  # It reads no logs: nothing waits for them.
-    if growth is not None:
-      checks.positive(growth=growth)
-    checks.positive(factor=factor)
-    self._growth, self._public_data, self._factor = growth, public_data, factor
-    self._start: Optional[float] = None
-    self._least = float('inf')
+    self.async_safe = self._supports_tf_logs = True
     self._batches = 0
-    self.reason = ''  # Why training was stopped.
-
-  def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
-    self._start, self._least, self._batches, self.reason = None, float('inf'), 0, ''
-    if self.model.built:
-      self._start = self._size()
 
   def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
     self._batches += 1
     if self._batches % _CHECK_EVERY == 0:
-      self._check_weights()
+      self._check()
 
   def on_epoch_end(self, epoch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-    self._check_weights()
-    if self._public_data is None or self.reason:
+    self._check()
+
+  def _check(self) -> None:
+    norm = tf.linalg.global_norm([
+        tf.cast(tf.convert_to_tensor(v), tf.float32) for v in self.model.trainable_variables])
+    if math.isfinite(norm) or self.model.stop_training:
       return
-    x, y = self._public_data
-    loss = float(self.model.evaluate(x, y, verbose=0, return_dict=True)['loss'])
-    if not loss <= self._factor * self._least and self._least < float('inf') or loss != loss:
-      self._stop(f'the loss on public data is {loss:.4g}, and was {self._least:.4g}')
-    self._least = min(self._least, loss)
-
-  def _size(self) -> float:
-    """Returns the root mean square of the weights."""
-    weights = [tf.cast(tf.convert_to_tensor(v), tf.float32)
-               for v in self.model.trainable_variables]
-    count = sum(v.shape.num_elements() for v in weights)
-    return float(tf.linalg.global_norm(weights)) / max(1, count)**0.5 if weights else 0.0
-
-  def _check_weights(self) -> None:
-    size = self._size()
-    if self._start is None:
-      self._start = size
-    if size != size or size == float('inf'):
-      self._stop('the weights are not finite')
-    elif self._growth is not None and size > self._growth * max(self._start, _SMALL):
-      self._stop(f'the root mean square of the weights is {size:.4g}, and was {self._start:.4g}')
-
-  def _stop(self, reason: str) -> None:
-    if self.reason:
-      return
-    self.reason, self.model.stop_training = reason, True
+    self.model.stop_training = True
     errors.caution(
-        f'Training has diverged and was stopped: {reason}. Lower the learning rate, take larger '
-        'batches, or a larger stability constant (`epsilon`, `scale_epsilon`). The steps done '
-        'are spent: see `model.ledger`.')
+        'Training has diverged and was stopped: the weights are not finite. Lower the learning '
+        'rate, take larger batches, or a larger stability constant (`epsilon`, `scale_epsilon`). '
+        'The steps done are spent: see `model.ledger`.')
 
 
 def with_divergence_check(callbacks: Callbacks) -> Any:
   """Returns the callbacks of a `fit`, with one that checks whether weights are finite."""
   if isinstance(callbacks, compat.keras.callbacks.CallbackList):
     return callbacks  # It is complete.
-  given: List[Any] = [c for c in tf.nest.flatten(callbacks) if c is not None]
-  return given if any(isinstance(c, StopIfDiverged) for c in given) else given + [StopIfDiverged()]
+  return [*(c for c in tf.nest.flatten(callbacks) if c is not None), _StopIfNotFinite()]
 
 
 def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = ()) -> None:
