@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import trees
 
@@ -184,10 +185,7 @@ def check_memory(graph: tf.Graph, variables: Sequence[tf.Variable]) -> None:
   Raises:
     NotInGroupsError: It names the operations that remember.
   """
-  definition = graph.as_graph_def()
-  operations = [node.op for node in definition.node] + [
-      node.op for function in definition.library.function for node in function.node_def]
-  found = {op for op in operations if _MEMORY.search(op)}
+  found = {node.op for node in compat.graph_nodes(graph.as_graph_def()) if _MEMORY.search(node.op)}
   known = {id(variable.handle) for variable in variables}
   if any(outer.dtype == tf.resource and id(outer) not in known for outer, _ in graph.captures):
     found.add('a resource')

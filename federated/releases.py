@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes released numbers to release managers, which have TFF's `async release(value, key)`.
-
-CSV and TensorBoard do not need TFF. A `tff.program.ReleaseManager` works, too.
-"""
+"""Writes the released numbers of rounds into the folder of their run."""
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import csv
 import io
 import pathlib
-from typing import Any, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -22,30 +17,6 @@ from . import storage
 
 _METRICS, _KEY, _EVENTS = 'metrics.csv', 'round', 'events.out.tfevents.'
 Numbers = Mapping[str, Any]
-
-
-class Manager(Protocol):
-  """Publishes the numbers of a round; a `tff.program.ReleaseManager` is one."""
-
-  async def release(self, value: Numbers, key: int) -> None:
-    """Publishes the numbers of round `key`."""
-
-
-def managers(path: pathlib.Path) -> List[Manager]:
-  """Returns release managers for CSV and TensorBoard files in a run's folder."""
-  return [_Csv(path / _METRICS), _TensorBoard(path / 'tensorboard')]
-
-
-def release(release_managers: Sequence[Manager], row: Numbers) -> None:
-  """Passes a row of numbers to every release manager."""
-  values = {name: value for name, value in row.items() if name != _KEY}
-
-  async def to_all() -> None:
-    await asyncio.gather(*(manager.release(values, row[_KEY]) for manager in release_managers))
-
-  # A thread of its own, since notebooks already run an event loop in this one.
-  with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    pool.submit(asyncio.run, to_all()).result()
 
 
 def last_round(path: pathlib.Path) -> Optional[int]:
@@ -73,48 +44,46 @@ def last_round(path: pathlib.Path) -> Optional[int]:
   return max(rounds, default=None)
 
 
-class _Csv:
-  """Replaces one table of all rounds at every round, so that no row is ever cut."""
+class Releases:
+  """The released numbers of a run in its folder: a table, and events for TensorBoard.
+
+  The table is replaced at every round, so that no row is ever cut. Events have the round as time,
+  since real times are not private.
+  """
 
   def __init__(self, path: pathlib.Path) -> None:
-    self._path = path
-    if not path.exists():
-      self._write([_KEY], [])
+    self._table, self._events = path / _METRICS, path / 'tensorboard'
+    self._writer: Any = None
+    if not self._table.exists():
+      self._write_table([_KEY], [])
 
-  async def release(self, value: Numbers, key: int) -> None:
+  def release(self, row: Numbers) -> None:
     """Writes a row in the place of this round's and all later ones'."""
-    with open(self._path, encoding='utf-8', newline='') as file:
+    with open(self._table, encoding='utf-8', newline='') as file:
       reader = csv.DictReader(file)
       names, rows = list(reader.fieldnames or [_KEY]), list(reader)
-    row = {_KEY: key, **{name: np.asarray(number).tolist() for name, number in value.items()}}
-    earlier = [one for one in rows if int(one[_KEY]) < key]
-    self._write(list(dict.fromkeys([*names, *row])), [*earlier, row])
+    row = {name: np.asarray(number).tolist() for name, number in row.items()}
+    earlier = [one for one in rows if int(one[_KEY]) < row[_KEY]]
+    self._write_table(list(dict.fromkeys([*names, *row])), [*earlier, row])
+    self._write_events(row[_KEY], row)
 
-  def _write(self, names: Sequence[str], rows: Sequence[Numbers]) -> None:
+  def _write_table(self, names: Sequence[str], rows: Sequence[Numbers]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, names)
     writer.writeheader()
     writer.writerows(rows)
-    runfolder.replace(self._path, text.getvalue().encode(), 0o666)
+    runfolder.replace(self._table, text.getvalue().encode(), 0o666)
 
-
-class _TensorBoard:
-  """Writes numbers for TensorBoard with the round as time, since real times are not private."""
-
-  def __init__(self, path: pathlib.Path) -> None:
-    self._path = path
-    self._writer: Any = None
-
-  async def release(self, value: Numbers, key: int) -> None:
+  def _write_events(self, key: int, row: Numbers) -> None:
+    events = []
     if self._writer is None:  # One file per process, named by its first round.
-      self._path.mkdir(parents=True, exist_ok=True)
-      self._writer = tf.io.TFRecordWriter(str(self._path / f'{_EVENTS}{key:08d}'))
-      self._write(tf.compat.v1.Event(wall_time=0, file_version='brain.Event:2'))
+      self._events.mkdir(parents=True, exist_ok=True)
+      self._writer = tf.io.TFRecordWriter(str(self._events / f'{_EVENTS}{key:08d}'))
+      events.append(tf.compat.v1.Event(wall_time=0, file_version='brain.Event:2'))
     summary = tf.compat.v1.Summary(value=[
         tf.compat.v1.Summary.Value(tag=name, simple_value=float(number))
-        for name, number in value.items() if np.ndim(number) == 0])
-    self._write(tf.compat.v1.Event(wall_time=key, step=key, summary=summary))
-
-  def _write(self, event: tf.compat.v1.Event) -> None:
-    self._writer.write(event.SerializeToString())
+        for name, number in row.items() if name != _KEY and np.ndim(number) == 0])
+    events.append(tf.compat.v1.Event(wall_time=key, step=key, summary=summary))
+    for event in events:
+      self._writer.write(event.SerializeToString())
     self._writer.flush()

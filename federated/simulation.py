@@ -88,9 +88,8 @@ def simulate(
     plan: Optional[privacy.PrivacyPlan] = None, rounds: Optional[int] = None, *,
     evaluate: Optional[Evaluate] = None, rounds_per_evaluation: int = 10,
     max_epsilon: Optional[float] = None, out: Optional[storage.Path] = None, resume: bool = True,
-    release_managers: Sequence[releases.Manager] = (), dropout: float = 0.0,
-    workers: Union[int, str] = 1, address: Optional[str] = None, progress: bool = True,
-    facts: Sequence[str] = ()) -> Simulation:
+    dropout: float = 0.0, workers: Union[int, str] = 1, address: Optional[str] = None,
+    progress: bool = True, facts: Sequence[str] = ()) -> Simulation:
   """Trains on cohorts drawn as `process.plan` says.
 
   The state of a round is on disk before any result of the round is released. A run that was killed
@@ -112,8 +111,6 @@ def simulate(
       keep nothing. The files hold no times of rounds, because these are not private. The file
       system's own timestamps still show them.
     resume: Whether to resume a run that is found in `out`. If False, `out` must be empty.
-    release_managers: More objects with `async release(value, key)`, keyed by the round, such as
-      `tff.program.ReleaseManager`s.
     dropout: Probability that a client of the cohort does not answer (a straggler), independent of
       its data. Not claimed as amplification.
     workers: How many clients of a Keras model are trained side by side in this process, one by
@@ -148,7 +145,7 @@ def simulate(
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
     engine = stack.enter_context(process.reach(_workers(workers, address), train_data))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
-    release_managers = list(release_managers) + (releases.managers(folder.path) if folder else [])
+    released = None if folder is None else releases.Releases(folder.path)
     bar = stack.enter_context(tqdm.tqdm(
         total=rounds, initial=run.done, disable=not progress, unit='round'))
     step = tf.function(process.server.step, autograph=False)
@@ -158,7 +155,8 @@ def simulate(
       row = dict(run.pending)
       if evaluate is not None and (run.done % rounds_per_evaluation == 0 or run.done == rounds):
         row.update(_evaluated(evaluate(run.weights())))
-      releases.release(release_managers, row)
+      if released is not None:
+        released.release(row)
       run.history.append(row)
       shown = {k: v for k, v in row.items() if k != 'round'}
       if shown:

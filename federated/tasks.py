@@ -109,26 +109,6 @@ def stackoverflow_words(path: sources.Path, split: str = 'train') -> sources.Sou
                                 for word in text.split()]))
 
 
-def from_baseline(task: Any, held_out_clients: int = 100) -> Task:
-  """Returns a `Task` of one of TFF's, such as those in `tff.simulation.baselines.stackoverflow`.
-
-  Its vocabulary comes from counts over the training users, and is taken to be public.
-
-  Args:
-    task: A `tff.simulation.baselines.BaselineTask`. `create_word_prediction_task`
-      and `create_tag_prediction_task` download their data.
-    held_out_clients: The number of test users to evaluate on; the first ones are taken.
-  """
-  datasets = task.datasets
-  users = datasets.train_data.preprocess(datasets.train_preprocess_fn)
-  test = datasets.test_data.preprocess(datasets.eval_preprocess_fn)
-  held_out = None
-  for client in test.client_ids[:held_out_clients]:
-    dataset = test.create_tf_dataset_for_client(client)
-    held_out = dataset if held_out is None else held_out.concatenate(dataset)
-  return Task(users, held_out, task.model_fn, ())
-
-
 def sequences(
     sentences: Sequence[Sequence[Any]], ids: Mapping[Any, int], length: int) -> Dict[str, Any]:
   """Returns x, the inputs, and y, the ids that follow them, both [n, length] int32.

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive.clipping import losses
-from tfdp_adaptive.clipping import mapping
 
 keras = compat.keras
 N, T, K = 5, 3, 4
@@ -349,6 +348,6 @@ def test_a_gradient_of_a_loss_of_ones_own_writes_the_outputs_no_more_often_than_
   y = RNG.integers(0, K, (N, T))
   np.testing.assert_allclose(
       gradient(y, SEQUENCES), (tf.nn.softmax(SEQUENCES) - tf.one_hot(y, K)) / T, atol=1e-6)
-  operations = mapping.operations(gradient.get_concrete_function())
+  operations = compat.operations(gradient.get_concrete_function())
   assert 'SparseSoftmaxCrossEntropyWithLogits' in operations
   assert not [one for one in operations if 'SliceGrad' in one or 'Segment' in one]

@@ -11,8 +11,8 @@ from tfdp_adaptive import contract
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
-from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping import materialized
+from tfdp_adaptive.compat import layers as compat_layers
 
 keras = compat.keras
 N, T, K = 5, 3, 4
@@ -36,7 +36,8 @@ def _nothing_loops(monkeypatch):
     raise AssertionError('A loop over records.')
 
   monkeypatch.setattr(tf, 'vectorized_map', strict)
-  monkeypatch.setattr(mapping, 'looped', refused)
+  for module in (compat, compat_layers):
+    monkeypatch.setattr(module, 'looped', refused)
 
 
 def _focal(y, logits):

@@ -103,10 +103,10 @@ def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
   for path in (tmp_path / 'csv', tmp_path / 'events'):
     path.mkdir()
     run_lib._check_released(path, state)
-    managers = releases.managers(path)
+    released = releases.Releases(path)
     run_lib._check_released(path, state)  # Nothing was released yet.
     for round_ in (1, 2, 3):
-      releases.release(managers, {'round': round_, 'loss': 0.5})
+      released.release({'round': round_, 'loss': 0.5})
     run_lib._check_released(path, 3)
   (tmp_path / 'events' / 'metrics.csv').unlink()
   with pytest.raises(tfdp.federated.SavedRunError, match='3 rounds were released .* state is'):
@@ -117,9 +117,9 @@ def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
 
 
 def test_a_run_that_is_killed_while_it_writes_leaves_a_whole_table(tmp_path, monkeypatch):
-  managers = releases.managers(tmp_path)
+  released = releases.Releases(tmp_path)
   for round_ in (9, 10, 11):
-    releases.release(managers, {'round': round_, 'loss': 0.5})
+    released.release({'round': round_, 'loss': 0.5})
   before = (tmp_path / 'metrics.csv').read_bytes()
 
   def half(path, content, mode):
@@ -130,18 +130,18 @@ def test_a_run_that_is_killed_while_it_writes_leaves_a_whole_table(tmp_path, mon
   with monkeypatch.context() as patch:
     patch.setattr(runfolder, '_write', half)
     with pytest.raises(OSError):
-      releases.release(managers[:1], {'round': 12, 'loss': 0.5})
+      released.release({'round': 12, 'loss': 0.5})
   assert (tmp_path / 'metrics.csv').read_bytes() == before
   assert releases.last_round(tmp_path) == 11
-  releases.release(releases.managers(tmp_path), {'round': 12, 'loss': 0.5})
+  releases.Releases(tmp_path).release({'round': 12, 'loss': 0.5})
   assert releases.last_round(tmp_path) == 12
   assert (tmp_path / 'metrics.csv').read_bytes().startswith(before)
 
 
 def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
-  managers = releases.managers(tmp_path)
+  released = releases.Releases(tmp_path)
   for round_ in (1, 2):
-    releases.release(managers, {'round': round_, 'private/loss': 0.5})
+    released.release({'round': round_, 'private/loss': 0.5})
   whole = (tmp_path / 'metrics.csv').read_bytes()
   noticed = 0
   for place in range(len(whole)):
@@ -151,7 +151,7 @@ def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
       (tmp_path / 'metrics.csv').write_bytes(broken)
       try:
         releases.last_round(tmp_path)
-        releases.managers(tmp_path)
+        releases.Releases(tmp_path)
       except storage.SavedRunError as error:
         noticed += 1
         assert 'metrics.csv must be what a run released' in str(error)

@@ -72,25 +72,6 @@ def test_tag_prediction():
   assert end['loss'] < start['loss'] - 1 and end['precision_at_1'] > 0.9
 
 
-@pytest.mark.thorough
-@pytest.mark.federated
-@pytest.mark.parametrize('kind', ['word', 'tag'])
-def test_stackoverflow_of_tff(kind):
-  """Its synthetic users: for shapes only."""
-  tff = importlib.import_module('tensorflow_federated')
-  stackoverflow = tff.simulation.baselines.stackoverflow
-  spec = tff.simulation.baselines.ClientSpec(num_epochs=1, batch_size=4, max_elements=8)
-  baseline = (
-      stackoverflow.create_word_prediction_task(
-          spec, sequence_length=5, vocab_size=20, use_synthetic_data=True) if kind == 'word'
-      else stackoverflow.create_tag_prediction_task(
-          spec, word_vocab_size=20, tag_vocab_size=5, use_synthetic_data=True))
-  task = tasks.from_baseline(baseline)
-  start, end = train(
-      task, rounds=1, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5))
-  assert np.isfinite(end['loss']) and end['loss'] != start['loss']
-
-
 SENTENCES = {'ann': ['the cat sat', 'the dog'], 'bob': ['a cat'], 'cem': ['sat the sat zebra the']}
 
 

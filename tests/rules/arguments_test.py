@@ -68,7 +68,6 @@ def test_common_arguments_are_checked_by_every_rule(factory, arguments, name):
     (rules.pda_dpmd, dict(steps=0), '`steps` must be a positive integer'),
     (rules.pdp_sgd, {}, 'Exactly one of `dimension` and `basis`'),
     (rules.pdp_sgd, dict(dimension=2, basis=np.eye(5)), 'Exactly one of `dimension` and `basis`'),
-    (rules.pdp_sgd, dict(dimension=2, method='guess'), '`method` must be one of'),
     (rules.pdp_sgd, dict(basis=np.ones((5, 2))), '`basis` must have orthonormal columns'),
     (rules.pdp_sgd, dict(basis=np.ones((2, 5))), r'`basis` must be an \[m, k\] matrix'),
     (rules.pasan, dict(projection='oblique'), '`projection` must be one of'),

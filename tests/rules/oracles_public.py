@@ -147,7 +147,6 @@ CASES = (
          adadps('adagrad', 0.1, inside=True), dict(clip=3.0)),
     Case('pda_dpmd', lambda: rules.pda_dpmd(5), pda_dpmd(5)),
     Case('pdp_sgd', lambda: rules.pdp_sgd(2), pdp_sgd(2)),
-    Case('pdp_sgd-randomized', lambda: rules.pdp_sgd(3, method='randomized', project_after=2),
-         pdp_sgd(3, after=2)),
+    Case('pdp_sgd-later', lambda: rules.pdp_sgd(3, project_after=2), pdp_sgd(3, after=2)),
     Case('pdp_sgd-basis', lambda: rules.pdp_sgd(basis=parts.BASIS), pdp_sgd(basis=parts.BASIS)),
 )

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
-from tfdp_adaptive.clipping import mapping
 
 # Keras' losses that treat examples separately if they reduce the last axis. Hinge losses do not:
 # they test whether all labels of a batch are zeros and ones.
@@ -193,7 +192,7 @@ def _of_several(loss: compat.Loss, inspect: Inspect, *record: trees.Tree) -> tf.
 
   record = tf.nest.map_structure(tf.convert_to_tensor, record)
   _refuse_state(loss, inspect, alone, *record)
-  return mapping.vectorized(alone, record)
+  return compat.vectorized(alone, record)
 
 
 def _unreduced(loss: compat.Loss, target: tf.Tensor, output: tf.Tensor) -> Any:
@@ -253,7 +252,7 @@ def _one_by_one(
 
   @tf.custom_gradient
   def run(output: tf.Tensor) -> Any:
-    values, gradients = mapping.vectorized(value_and_gradient, records)
+    values, gradients = compat.vectorized(value_and_gradient, records)
 
     def backward(cotangents: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> Any:
       shape = [-1] + [1] * (output.shape.rank - 1)
@@ -304,9 +303,9 @@ def _refuse_state(
     loss: compat.Loss, inspect: Inspect, alone: Callable[[trees.Tree], tf.Tensor],
     *records: tf.Tensor) -> None:
   """Raises for a loss that writes variables, so that data reach later steps without noise."""
-  concrete = mapping.traced(alone, records)
+  concrete = compat.traced(alone, records)
   inspect(concrete)
-  for operation in mapping.operations(concrete):
+  for operation in compat.operations(concrete):
     if re.match('Assign|ResourceScatter', operation):
       raise ValueError(
           '`loss` must not write variables: what it keeps of the data is neither clipped nor '

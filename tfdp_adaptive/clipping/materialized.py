@@ -19,7 +19,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import interface
-from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.clipping import protocol
 
@@ -33,7 +32,7 @@ def record_gradients(
     x, y = trees.map(lambda t: t[tf.newaxis], record)
     return _gradient(model, loss, x, y, ())[0]
 
-  return (mapping.vectorized if vectorize else mapping.looped)(gradient, (x, y))
+  return (compat.vectorized if vectorize else compat.looped)(gradient, (x, y))
 
 
 def sum_records(
@@ -79,8 +78,8 @@ def _engine(
   return interface.Clipped(trees.map(lambda t: tf.reduce_sum(t, 0), sums), *rest)
 
 
-vectorized = functools.partial(_engine, mapping.vectorized)
-looped = functools.partial(_engine, mapping.looped)
+vectorized = functools.partial(_engine, compat.vectorized)
+looped = functools.partial(_engine, compat.looped)
 
 
 def dense_gradients(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of either Keras: calls, vectorization, recurrent masks, vocabularies."""
 
-from typing import Any, Callable, Iterable, List, Tuple
+from typing import Any, Callable, Iterable, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -49,16 +49,49 @@ def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
   return function
 
 
-# Part of the name of operations that must not go through `tf.vectorized_map`, or ''.
-# TF 2.21's products of batches of matrices (oneDNN) write beyond their memory if they broadcast an
-# axis of size one, as for batches of one example: wrong numbers, a crash (tensorflow issue 117700).
-UNSAFE_WHEN_VECTORIZED = 'BatchMatMul' if stack.KERAS_3 else ''
+def graph_nodes(definition: Any) -> List[Any]:
+  """Returns all nodes of a graph's definition and of its functions."""
+  return [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
+
+
+def operations(concrete: stack.Function) -> List[str]:
+  """Returns the types of operations in a concrete function and in all that it calls."""
+  return sorted({node.op for node in graph_nodes(concrete.graph.as_graph_def())})
+
+
+def traced(function: Callable[..., stack.Tree], records: stack.Tree) -> stack.Function:
+  """Traces `function` for one of the records [n, ...]."""
+  spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape[1:], t.dtype), records)
+  return tf.function(function, autograph=False).get_concrete_function(spec)
 
 
 def vectorizes_safely(operations: Iterable[str]) -> bool:
-  """Returns whether a function of these types of operations may go through `tf.vectorized_map`."""
-  unsafe = UNSAFE_WHEN_VECTORIZED
-  return not (unsafe and any(unsafe in name for name in operations))
+  """Returns whether a function of these types of operations may go through `tf.vectorized_map`.
+
+  TF 2.21's products of batches of matrices (oneDNN) write beyond their memory if they broadcast an
+  axis of size one, as for batches of one example: wrong numbers, a crash (tensorflow issue 117700).
+  """
+  return not (stack.KERAS_3 and any('BatchMatMul' in name for name in operations))
+
+
+def looped(
+    function: Callable[..., stack.Tree], records: stack.Tree,
+    concrete: Optional[stack.Function] = None) -> stack.Tree:
+  """Maps a function of one record over all records, one after another."""
+  concrete = concrete or traced(function, records)
+  signature = tf.nest.map_structure(
+      lambda t: tf.TensorSpec(t.shape, t.dtype), concrete.structured_outputs)
+  return tf.map_fn(unconverted(function), records, fn_output_signature=signature)
+
+
+def vectorized(function: Callable[..., stack.Tree], records: stack.Tree) -> stack.Tree:
+  """Maps over all records at once, unless TensorFlow would then corrupt memory."""
+  if stack.KERAS_3:
+    concrete = traced(function, records)
+    if not vectorizes_safely(operations(concrete)):
+      return looped(function, records, concrete)
+  # Single operations without a vectorized form (embedding lookups in TF 2.14) loop.
+  return tf.vectorized_map(function, records, fallback_to_while_loop=True)
 
 
 def vectorizes_wrongly(layer: stack.Layer) -> bool:

@@ -25,6 +25,8 @@ from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Nam
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import compat
+
 Concrete = Any  # A concrete function of TensorFlow.
 Graph = Any  # A `GraphDef`.
 Node = Any  # A `NodeDef` or `FunctionDef`.
@@ -73,7 +75,7 @@ def held(concrete: Concrete) -> Held:
     >>> held(tf.function(lambda: tf.reduce_sum(table * 3.0)).get_concrete_function()).shapes
     [(2,)]
   """
-  found = nodes(concrete.graph.as_graph_def())
+  found = compat.graph_nodes(concrete.graph.as_graph_def())
   values = [tf.make_ndarray(node.attr['value'].tensor) for node in found if node.op == 'Const']
   outside = [outer for outer, _ in concrete.graph.captures]
   values += [outer.numpy() for outer in outside if hasattr(outer, 'numpy')
@@ -95,11 +97,6 @@ def _may_be_data(value: object) -> bool:
     return flat.size > _STRUCTURE and bool((steps != steps[0]).any())
   least = _STRUCTURE if value.dtype.kind in 'OSU' else 1  # Names of axes and the like are few.
   return value.dtype.kind in 'fVOSU' and flat.size > least and bool((flat != flat[0]).any())
-
-
-def nodes(definition: Graph) -> List[Any]:
-  """Returns all nodes of a graph's definition and of its functions."""
-  return [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
 
 
 class Constants(NamedTuple):

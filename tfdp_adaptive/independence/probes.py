@@ -193,7 +193,7 @@ class Held:
     name = f'tfdp_adaptive_draws_{next(_COUNT)}'  # Name of the variable that holds the salt.
     definition = concrete.graph.as_graph_def()
     functions: Dict[Any, Any] = {}
-    for node in constants.nodes(definition):
+    for node in compat.graph_nodes(definition):
       if node.op in _DRAWS:
         _replace(node, functions, lambda: tf.raw_ops.ReadVariableOp(
             resource=_handle(name), dtype=tf.float64))
@@ -248,7 +248,7 @@ def _rename(definition: constants.Graph, suffix: str) -> None:
   names = {f.signature.name for f in definition.library.function}
   for function in definition.library.function:
     function.signature.name += suffix
-  for node in constants.nodes(definition):
+  for node in compat.graph_nodes(definition):
     for attribute in node.attr.values():
       for called in [attribute.func, *attribute.list.func]:
         if called.name in names:
@@ -258,7 +258,7 @@ def _rename(definition: constants.Graph, suffix: str) -> None:
 def has_draws(concrete: constants.Concrete) -> bool:
   """Whether any operation of a concrete function, or of what it calls, draws numbers."""
   return any(node.op in _DRAWS or node.op.startswith('StatelessRandom') or _UNHELD.match(node.op)
-             for node in constants.nodes(concrete.graph.as_graph_def()))
+             for node in compat.graph_nodes(concrete.graph.as_graph_def()))
 
 
 def _replace(node: constants.Node, functions: Dict[Any, constants.Concrete],

@@ -125,7 +125,7 @@ class PDADPMD(NamedOptimizer):
                **kwargs: Unpack[_Common]) -> None: ...
 class PDPSGD(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, dimension: Optional[int] = None,
-               basis: Optional[npt.ArrayLike] = None, method: str = 'exact', project_after: int = 0,
+               basis: Optional[npt.ArrayLike] = None, project_after: int = 0,
                **kwargs: Unpack[_Common]) -> None: ...
 class PASAN(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, ellipsoid: trees.Tree = None,
@@ -139,9 +139,8 @@ class NoisyAdaGrad(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, participations: int,
                dimension: Optional[int] = None, basis: Optional[npt.ArrayLike] = None,
                diagonal: bool = False, mode: str = 'truncate', epsilon: float = 1e-08,
-               relative_noise: float = 1.0, method: str = 'exact',
-               box: Optional[constraints.Box] = None, radius: Optional[float] = None,
-               **kwargs: Unpack[_Common]) -> None: ...
+               relative_noise: float = 1.0, box: Optional[constraints.Box] = None,
+               radius: Optional[float] = None, **kwargs: Unpack[_Common]) -> None: ...
 class NonPrivateNoiselessAdam(NamedOptimizer):
   def __init__(self, learning_rate: Any = 0.001, *, beta_1: float = 0.9, beta_2: float = 0.999,
                epsilon: float = 1e-08, scale_epsilon: Optional[float] = None,

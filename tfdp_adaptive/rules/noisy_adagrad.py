@@ -40,7 +40,6 @@ def noisy_adagrad(
     mode: str = 'truncate',
     epsilon: float = 1e-8,
     relative_noise: float = 1.0,
-    method: str = 'exact',
     box: Optional[constraints.Box] = None,
     radius: Optional[float] = None) -> contract.Rule:
   """Use NoisyAdaGrad (experimental) for convex models of few parameters.
@@ -89,7 +88,10 @@ def noisy_adagrad(
     epsilon: Stability constant with `diagonal`, in gradient units, > 0.
     relative_noise: Noise multiplier of the preconditioner's releases divided
       by that of the mean's.
+<<<<<<< HEAD
     method: 'exact' or 'randomized', the method that computes V.
+=======
+>>>>>>> 89d7221 (Drop ways that nothing takes: release managers, randomized subspaces)
     box: None, or (low, high) for every parameter; diagonal only.
     radius: None, or the largest L2 norm of all parameters together.
 
@@ -109,7 +111,7 @@ def noisy_adagrad(
   if diagonal and dimension is None and basis is None:
     update, project = _diagonal(None, epsilon, box, radius)
   else:
-    find = subspaces.finder(dimension, basis, method, 'noisy_adagrad')
+    find = subspaces.finder(dimension, basis, 'noisy_adagrad')
     update, project = (_diagonal(find, epsilon, box, radius) if diagonal
                        else _full(find, mode, radius))
   constrained = box is not None or radius is not None

@@ -17,7 +17,7 @@ from tfdp_adaptive.rules import wrapping
 
 @gate.part
 def pdp_sgd(
-    dimension: Optional[int] = None, basis: Optional[npt.ArrayLike] = None, method: str = 'exact',
+    dimension: Optional[int] = None, basis: Optional[npt.ArrayLike] = None,
     project_after: int = 0) -> contract.Rule:
   """Use PDP-SGD (experimental) to study subspaces of public gradients.
 
@@ -34,14 +34,13 @@ def pdp_sgd(
       every step.
     basis: Instead of `dimension`, a fixed [m, k] V of orthonormal columns, over all variables
       flattened in order.
-    method: 'exact', or 'randomized' for many public records.
     project_after: Number of steps of plain DP-SGD before the projection starts.
 
   Returns:
     A `contract.Rule` whose direction is a gradient; `public='records'` unless the
     `basis` is given.
   """
-  find = subspaces.finder(dimension, basis, method, 'pdp_sgd')
+  find = subspaces.finder(dimension, basis, 'pdp_sgd')
   checks.not_negative(project_after=project_after)
 
   def projected(direction: trees.Tree, state: sgd.State, public: trees.Tree) -> trees.Tree:

@@ -11,14 +11,11 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 
-METHODS = ('exact', 'randomized')
 Finder = Callable[[trees.Tree, tf.DType], tf.Tensor]  # (public, dtype) -> [m, k]
 
 
-def finder(
-    dimension: Optional[int], basis: Optional[npt.ArrayLike], method: str, name: str) -> Finder:
+def finder(dimension: Optional[int], basis: Optional[npt.ArrayLike], name: str) -> Finder:
   """Returns `(public, dtype) -> [m, k]` from a factory's arguments, which it checks."""
-  checks.one_of(METHODS, method=method)
   if basis is not None and dimension is None:
     fixed = check_basis(basis)
     return lambda public, dtype: tf.constant(fixed, dtype)
@@ -29,7 +26,7 @@ def finder(
 
   def of_records(public: trees.Tree, dtype: tf.DType) -> tf.Tensor:
     contract.check_public(public, name)
-    return tf.cast(top(records_matrix(public), dimension, method), dtype)
+    return tf.cast(top(records_matrix(public), dimension), dtype)
 
   return of_records
 
@@ -53,27 +50,17 @@ def records_matrix(public: trees.Tree) -> tf.Tensor:
   return tf.concat([tf.reshape(leaf, [leaf.shape[0], -1]) for leaf in leaves], 1)
 
 
-def top(matrix: tf.Tensor, dimension: int, method: str = 'exact') -> tf.Tensor:
+def top(matrix: tf.Tensor, dimension: int) -> tf.Tensor:
   """Returns [m, k] leading right singular vectors of an [n, m] matrix, largest first.
 
-  'exact' solves the n x n side in float64, never the m x m one; directions of
-  vanishing singular values are zero. 'randomized' is the range finder of Halko,
-  Martinsson and Tropp (2011) with two power iterations and a fixed sketch.
+  It solves the n x n side in float64, never the m x m one. Directions of vanishing singular values
+  are zero.
   """
   n, m = matrix.shape
   if dimension > min(n, m):
     raise ValueError('`dimension` must be at most the number of public records and of '
                      f'parameters. Received: dimension={dimension}, {n} records, {m} parameters.')
   matrix = tf.cast(matrix, tf.float64)
-  if method == 'randomized':
-    width = min(n, m, dimension + 10)
-    sketch = np.random.default_rng(0).standard_normal((n, width))
-    q, _ = tf.linalg.qr(tf.matmul(matrix, tf.constant(sketch), transpose_a=True))
-    for _ in range(2):
-      q, _ = tf.linalg.qr(tf.matmul(matrix, tf.matmul(matrix, q), transpose_a=True))
-    small = tf.matmul(matrix, q)
-    _, rotation = tf.linalg.eigh(tf.matmul(small, small, transpose_a=True))
-    return tf.matmul(q, rotation[:, ::-1][:, :dimension])
   squares, u = tf.linalg.eigh(tf.matmul(matrix, matrix, transpose_b=True))
   squares, u = squares[::-1][:dimension], u[:, ::-1][:, :dimension]  # eigh is ascending.
   inverse = tf.where(squares > 1e-13 * squares[0], tf.math.rsqrt(squares), 0)

@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
-from tfdp_adaptive.clipping import mapping
 from tfdp_adaptive.clipping.layers import registry
 
 # Operations that draw random numbers or have side effects.
@@ -108,8 +107,8 @@ def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterato
 def _each(
     function: Callable[..., List[tf.Tensor]], records: trees.Tree,
     layer: compat.Layer) -> List[tf.Tensor]:
-  concrete = mapping.traced(function, records)
-  operations = mapping.operations(concrete)
+  concrete = compat.traced(function, records)
+  operations = compat.operations(concrete)
   for operation in operations:
     if _UNREPEATABLE.search(operation):
       raise registry.Unsupported(
@@ -124,4 +123,4 @@ def _each(
       return tf.vectorized_map(function, records, fallback_to_while_loop=False)
     except (ValueError, NotImplementedError):
       pass
-  return mapping.looped(function, records, concrete)
+  return compat.looped(function, records, concrete)
