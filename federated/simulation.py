@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 import warnings
 
 import numpy as np
@@ -145,7 +145,8 @@ def simulate(
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
     engine = stack.enter_context(process.reach(_workers(workers, address), train_data))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
-    released = None if folder is None else releases.Releases(folder.path)
+    writer = None if folder is None else releases.Releases(folder.path)
+    cohorts = _cohorts(run, plan, client_ids, folder, rounds)
     bar = stack.enter_context(tqdm.tqdm(
         total=rounds, initial=run.done, disable=not progress, unit='round'))
     step = tf.function(process.server.step, autograph=False)
@@ -155,8 +156,8 @@ def simulate(
       row = dict(run.pending)
       if evaluate is not None and (run.done % rounds_per_evaluation == 0 or run.done == rounds):
         row.update(_evaluated(evaluate(run.weights())))
-      if released is not None:
-        released.release(row)
+      if writer is not None:
+        writer.release(row)
       run.history.append(row)
       shown = {k: v for k, v in row.items() if k != 'round'}
       if shown:
@@ -165,21 +166,9 @@ def simulate(
     if run.pending:
       report()  # Saved, but perhaps not released when the run ended.
     clients, seconds = 0, []
-    # Releases of a run are saved first: a run that begins again has released nothing.
-    seed = sampling_seed.SamplingSeed(
-        plan, None if folder is None else folder.path / 'coins', replace=True)
-    cohorts = (plan.index_batches(len(client_ids), start_step=run.done, coins=seed)
-               if run.done < rounds else iter(()))
-    log = None
-    if folder is not None and plan.seed is None and run.done < rounds:
-      run.commit(sampling_seed.COMMITTED.format(sampling_seed.digest(seed.key(run.done))))
-      log = digests.Log(folder.path / 'digests', seed, plan, len(client_ids), unit='user')
     while run.done < rounds and engine.ready():
       start = time.monotonic()
-      cohort = [client_ids[i] for i in next(cohorts)]
-      if log is not None:
-        log.write(run.done, np.array([str(client) for client in cohort], object))
-      cohort = _answering(cohort, dropout, plan.seed, run.done)
+      cohort = _answering(next(cohorts), dropout, plan.seed, run.done)
       outcome = rounds_lib.run(process, engine, run.state, cohort,
                                check_all_failed=not run.ever_succeeded)
       run.ever_succeeded |= len(cohort) > len(outcome.failed)
@@ -199,6 +188,27 @@ def simulate(
   return Simulation(weights, run.done, run.history,
                     privacy_statement.of(card), run.state, run.failed,
                     _speed(run, clients, seconds), (process, tuple(facts), run.notes))
+
+
+def _cohorts(
+    run: run_lib.Run, plan: privacy.PrivacyPlan, client_ids: Sequence[engines.Client],
+    folder: Optional[storage.RunFolder], rounds: int) -> Iterator[List[engines.Client]]:
+  """Yields the cohorts of the rounds that are left, whose digests a folder keeps."""
+  if run.done >= rounds:
+    return
+  # Releases of a run are saved first: a run that begins again has released nothing.
+  seed = sampling_seed.SamplingSeed(
+      plan, None if folder is None else folder.path / 'coins', replace=True)
+  drawn = plan.index_batches(len(client_ids), start_step=run.done, coins=seed)
+  log = None
+  if folder is not None and plan.seed is None:
+    run.commit(sampling_seed.COMMITTED.format(sampling_seed.digest(seed.key(run.done))))
+    log = digests.Log(folder.path / 'digests', seed, plan, len(client_ids), unit='user')
+  for numbers in drawn:
+    cohort = [client_ids[i] for i in numbers]
+    if log is not None:
+      log.write(run.done, np.array([str(client) for client in cohort], object))
+    yield cohort
 
 
 def _ledger(process: engines.PrivateFedAvg, rounds: int,

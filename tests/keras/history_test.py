@@ -307,7 +307,7 @@ def test_a_run_restored_knows_what_the_file_says_of_users():
   read = ledger.Entry(plan, 2, run='other.0', examples_per_user=3)
   run.deserialize(tfdp.Ledger((read,)).to_json().encode())
   assert run.entries(2)[-1].examples_per_user == 3
-  run.examples_per_user = 5  # Since then.
+  run.say(examples_per_user=5)  # Since then.
   assert ledger.distinct([read, *run.entries(2)]).entries[0].examples_per_user == 5
   with pytest.raises(ValueError, match='examples_per_user'):
     ledger.Entry(plan, 2, examples_per_user=-1)

@@ -197,7 +197,8 @@ def _of_several(loss: compat.Loss, inspect: Inspect, *record: trees.Tree) -> tf.
 
 def _unreduced(loss: compat.Loss, target: tf.Tensor, output: tf.Tensor) -> Any:
   """Returns the losses [n, ...]. Raises for a loss that has reduced the batch."""
-  raw = tf.convert_to_tensor(getattr(loss, 'call', loss)(target, output))
+  function: Any = getattr(loss, 'call', loss)
+  raw = tf.convert_to_tensor(function(target, output))
   if not raw.shape.rank or not raw.shape[:1].is_compatible_with(output.shape[:1]):
     raise _not_per_example(loss, raw, output)
   return raw
@@ -228,7 +229,7 @@ def _one_by_one(
 
   _refuse_state(loss, inspect, lambda record: called(record)[0], *records)
   # If its sizes are static, nothing reads it. An own call may return a scalar.
-  whole = None if compat.has_own_call(loss) else _unreduced(loss, target, output)
+  whole: Any = None if compat.has_own_call(loss) else _unreduced(loss, target, output)
   if is_function and output.shape[0] == 1:
     return _within(loss, whole, output.dtype, mask, sample_weight)
 

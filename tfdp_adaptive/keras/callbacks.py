@@ -202,8 +202,7 @@ def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] =
     PrivacyError: For callbacks that write secrets, or weights without their ledger.
   """
   run = model.optimizer.run
-  for note in notes:
-    run.note(note)
+  run.note(*notes)
   given: Any = getattr(callbacks, 'callbacks', callbacks)
   own = sorted({type(one).__name__ for one in given if disclosures.is_own(one)})
   if own:
@@ -238,7 +237,7 @@ def after_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = 
   """
   run = model.optimizer.run
   for note in notes:
-    if note not in run.notes:
+    if note not in run.said.notes:
       errors.caution(note)
       run.note(note)
   given: Any = getattr(callbacks, 'callbacks', callbacks)

@@ -34,20 +34,15 @@ class Run(weight_ledger.State):
   Attributes:
     plan: The `PrivacyPlan`, with the clip norm that is used; or None.
     rule: The optimizer's rule.
-    own_sampler: A description of the sampling, if the plan does not draw the batches.
     private: The `PrivateRule`; None until the optimizer is built.
     state: Its SECRET state, a nest of variables.
     moved: The variables that the optimizer moves.
     models: The models it was compiled into. All of their variables count.
     records: SECRET digest of some records, by which the next `fit` recognizes them.
-    examples_per_user: The most examples of one user in a step, if users are records.
-    notes: Sentences for the statement.
+    said: What the run's entry in the ledger says so far, besides its plan, rule and steps.
     read: Ledger entries of data, such as features, that were computed before and that steps read.
     bases: Digests of the bases whose features were trained on.
     stopped: The number of steps that count, if a result decided when to stop.
-    seeded: Whether the noise has a fixed seed, as in tests.
-    engines: The clipping engines of the steps so far.
-    shared: Identifiers of runs that took a step on the same batch as a step of this one.
   """
 
   def __init__(self, plan: Any, rule: Any, own_sampler: str = '', l2_norm_clip: float = 0.0,
@@ -55,19 +50,16 @@ class Run(weight_ledger.State):
     super().__init__()
     if plan is not None and l2_norm_clip:
       plan = dataclasses.replace(plan, l2_norm_clip=l2_norm_clip)
-    self.plan, self.rule, self.own_sampler = plan, rule, own_sampler
+    self.plan, self.rule = plan, rule
+    self.said = ledger_lib.Entry(None, 0, own_sampler=own_sampler, seeded=seeded)
     self.private: Any = None
     self.state: Any = None
     self.moved: Sequence[Any] = ()
     self.models: List[Any] = []
     self.records: Optional[str] = None
-    self.examples_per_user = 0
-    self.notes: Dict[str, None] = {}
     self.read: Dict[Any, ledger_lib.Entry] = {}
     self.bases: Set[str] = set()
-    self.engines: Dict[str, None] = {}
-    self.seeded, self._use_ema = seeded, use_ema
-    self.shared: Dict[str, None] = {}
+    self._use_ema = use_ema
     self.stopped: Optional[int] = None
     self._id, self._foreign = ledger_lib.new_run(), ''
     self._resumed: Tuple[Tuple[str, int], ...] = ()
@@ -89,11 +81,18 @@ class Run(weight_ledger.State):
 
   def share(self, other: 'Run') -> None:
     """Notes that another run, or an undone branch of this one, used the same batch for a step."""
-    self.shared[other._id] = None
+    self.say(shared=(other._id,))
 
-  def note(self, sentence: str) -> None:
-    """Adds a sentence to the statement, once."""
-    self.notes[sentence] = None
+  def note(self, *sentences: str) -> None:
+    """Adds sentences to the statement, each once."""
+    self.say(notes=sentences)
+
+  def say(self, **more: Any) -> None:
+    """Adds texts, each once, to those of the run's entry; of numbers, the largest is kept."""
+    for name, new in more.items():
+      old = getattr(self.said, name)
+      more[name] = tuple(dict.fromkeys((*old, *new))) if isinstance(old, tuple) else max(old, new)
+    self.said = dataclasses.replace(self.said, **more)
 
   def disclose(self, model: compat.Model, numbers: Sequence[float] = ()) -> None:
     """Notes what a model, and numbers of its loss and schedule, may hold of private data."""
@@ -101,8 +100,7 @@ class Run(weight_ledger.State):
     disclosures.check(model, held, getattr(self.plan, 'population_size', None))
     covered = lambda layer: disclosures.label(layer) in [
         one.rule for one in weight_ledger.Ledger([layer]).entries()]
-    for sentence in disclosures.sentences(model, held, numbers, covered):
-      self.note(sentence)
+    self.note(*disclosures.sentences(model, held, numbers, covered))
 
   @property
   def steps(self) -> int:
@@ -154,8 +152,8 @@ class Run(weight_ledger.State):
     return [*self.read.values(), *closed, *unknown, *undone, mine]
 
   def _entry(self, steps: int, run: str, resumed: Tuple[Tuple[str, int], ...]) -> ledger_lib.Entry:
-    begun = ledger_lib.Ledger().begin(self.plan, self.rule, self.own_sampler)
-    parts: Dict[str, Any] = {}
+    begun, = ledger_lib.Ledger().begin(self.plan, self.rule).entries
+    parts: Dict[str, Any] = dict(plan=None)
     if self.plan is not None:
       steps = min(steps, self.plan.steps)  # Later steps release nothing of the data.
       taken = self.steps if self.steps < steps == self.stopped else None
@@ -163,9 +161,8 @@ class Run(weight_ledger.State):
       parts = dict(plan=self._clipped_at(norms[-1][1]), taken=taken,
                    clip_norms=norms if len(norms) > 1 else ())
     return dataclasses.replace(
-        begun.done(steps).entries[0], examples_per_user=self.examples_per_user, run=run,
-        resumed=resumed, notes=tuple(self.notes), seeded=self.seeded,
-        engines=tuple(self.engines), shared=tuple(self.shared), **parts)
+        self.said, steps=steps, rule=begun.rule, private=begun.private, clipping=begun.clipping,
+        run=run, resumed=resumed, **parts)
 
   def _clipped_at(self, norm: float) -> Any:
     return self.plan if norm == self.plan.l2_norm_clip else dataclasses.replace(
@@ -292,13 +289,10 @@ class Run(weight_ledger.State):
       self._resumed = entry.resumed + ((entry.run, entry.steps),)
       norm = entry.plan and entry.plan.l2_norm_clip
       self._clip_norms = entry.clip_norms or ((entry.done, norm),)
-      self.examples_per_user = max(self.examples_per_user, entry.examples_per_user)
-      self.notes.update(dict.fromkeys(entry.notes))
-      self.engines.update(dict.fromkeys(entry.engines))
-      self.seeded = self.seeded or entry.seeded
-      self.shared.update(dict.fromkeys(entry.shared))
-      self.own_sampler = '; '.join(dict.fromkeys(filter(None, (
-          entry.own_sampler, self.own_sampler))))
+      self.say(**{name: getattr(entry, name) for name in (
+          'examples_per_user', 'notes', 'engines', 'seeded', 'shared')})
+      self.said = dataclasses.replace(self.said, own_sampler='; '.join(dict.fromkeys(filter(
+          None, (entry.own_sampler, self.said.own_sampler)))))
       self.stopped = max(self.stopped or 0, entry.steps)  # All that the file counts.
 
   def refuse_foreign(self) -> None:

@@ -63,8 +63,7 @@ def train_step(model: compat.Model, data: trees.Tree) -> Dict[str, tf.Tensor]:
         public_lib.when_due, optimizer.rule, model, loss, *optimizer.public_batch())
   state, request, public = query(optimizer, variables, batch.x, public)
   if optimizer.plan is not None and optimizer.plan.whole_users:
-    optimizer.run.examples_per_user = max(
-        optimizer.run.examples_per_user, batch.examples.shape[1] // views)
+    optimizer.run.say(examples_per_user=batch.examples.shape[1] // views)
   if views * model.example_views > 1:
     optimizer.run.note(_VIEWS.format(views * model.example_views))
   batch, noise = check_batch(optimizer, batch, tag, state.privatizer.noise)
@@ -102,7 +101,7 @@ def clip(
   """Returns the clipped sums of this replica's part of the batch, in chunks if memory is short."""
   speed = model.optimizer.performance
   chosen = engines.choose(speed.engine, model, request.asks, interface.joined(batch)[0].x)
-  model.optimizer.run.engines[chosen.name] = None  # type: ignore[attr-defined]
+  model.optimizer.run.say(engines=(chosen.name,))  # type: ignore[attr-defined]
   engine = chunks.over_views(chosen, model.example_views, _parts(model))
   rows = None
   if speed.memory_budget is not None:

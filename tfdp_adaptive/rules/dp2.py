@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DP2: a preconditioner from averages over many steps, applied with a delay."""
 
+import functools
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
@@ -125,26 +126,10 @@ def _dp2(
     return State(moments.first_step(), second.init(specs), trees.zeros(specs),
                  tf.zeros([], trees.dtype_of(specs)))
 
+  collect = functools.partial(_collect, second, subtract_bias)
+
   def roots(state: State) -> trees.Tree:
     return trees.map(lambda v: tf.sqrt(v) + epsilon, state.second)
-
-  def collect(
-      state: State, release: contract.Release, active: tf.Tensor, due: tf.Tensor,
-      count: int) -> State:
-    """Adds a release to `total` if `active`; if `due`, turns it into `v`."""
-    count = tf.cast(count, state.variance.dtype)
-    total = trees.map(lambda a, d: a + _where(active, d), state.total, release.mean)
-    variance = state.variance + _where(active, tf.cast(release.variance, state.variance.dtype))
-    bias = variance / count**2 if subtract_bias else tf.zeros_like(variance)
-    squares = trees.map(
-        lambda a: tf.maximum(tf.square(a / tf.cast(count, a.dtype)) - tf.cast(bias, a.dtype), 0),
-        total)
-    updated = second.add(state.second, squares)
-    return State(
-        state.step + 1,
-        trees.map(lambda new, old: tf.where(due, new, old), updated, state.second),
-        trees.map(lambda a: _where(~due, a), total),
-        _where(~due, variance))
 
   def phase(state: State) -> tf.Tensor:
     return state.step % (sgd_steps + adaptive_steps)
@@ -188,6 +173,25 @@ def _dp2(
   return contract.Rule(
       init, contract.isotropic if ablation else contract.in_state(query), contract.of_mean(update),
       name=name, independent_noise=subtract_bias, own_clip=not ablation)
+
+
+def _collect(
+    second: moments.SecondMoment, subtract_bias: bool, state: State, release: contract.Release,
+    active: tf.Tensor, due: tf.Tensor, count: int) -> State:
+  """Adds a release to `total` if `active`; if `due`, turns it into `v`."""
+  count = tf.cast(count, state.variance.dtype)
+  total = trees.map(lambda a, d: a + _where(active, d), state.total, release.mean)
+  variance = state.variance + _where(active, tf.cast(release.variance, state.variance.dtype))
+  bias = variance / count**2 if subtract_bias else tf.zeros_like(variance)
+  squares = trees.map(
+      lambda a: tf.maximum(tf.square(a / tf.cast(count, a.dtype)) - tf.cast(bias, a.dtype), 0),
+      total)
+  updated = second.add(state.second, squares)
+  return State(
+      state.step + 1,
+      trees.map(lambda new, old: tf.where(due, new, old), updated, state.second),
+      trees.map(lambda a: _where(~due, a), total),
+      _where(~due, variance))
 
 
 def _where(condition: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:

@@ -129,6 +129,25 @@ def _of_groups(side: contract.SideQuery, count: int) -> contract.SideQuery:
       size=side.size * count, of_norm=of_norm, noise=noise, of_groups=True)
 
 
+def _unscaled(
+    now: Split, groups: Tuple[int, ...], tree: trees.Tree, power: int) -> trees.Tree:
+  if trees.absent(tree):
+    return tree
+  leaves = [leaf / tf.cast(now.scale[group], leaf.dtype)**power
+            for leaf, group in zip(tf.nest.flatten(tree), groups)]
+  return tf.nest.pack_sequence_as(tree, leaves)
+
+
+def _side_means(side: Optional[contract.SideQuery], now: Split, mean: Any) -> List[Any]:
+  """Returns the thresholds of each copy of a rule, in units of its clip norm."""
+  count = now.clip.shape[0]
+  if side is None:
+    return [()] * count
+  numbers = tf.unstack(tf.reshape(mean, [count, side.size]))
+  return numbers if side.even else [
+      one / tf.cast(now.clip[k], one.dtype) for k, one in enumerate(numbers)]
+
+
 def _around(rule: contract.Rule, lengths: np.ndarray, groups: Tuple[int, ...],
             split: str) -> contract.Rule:
   apart = _apart(rule)  # Other rules are given the largest noise of a group.
@@ -175,30 +194,16 @@ def _around(rule: contract.Rule, lengths: np.ndarray, groups: Tuple[int, ...],
     return (asked[0]._replace(scale=scale, relative_clip=now.relative,
                               groups=contract.Groups(now.scale, now.clip)),)
 
-  def unscaled(now: Split, tree: trees.Tree, power: int) -> trees.Tree:
-    if trees.absent(tree):
-      return tree
-    leaves = [leaf / tf.cast(now.scale[group], leaf.dtype)**power
-              for leaf, group in zip(tf.nest.flatten(tree), groups)]
-    return tf.nest.pack_sequence_as(tree, leaves)
-
-  def side_means(now: Split, side: Any) -> List[Any]:
-    """Returns the thresholds of each copy, in units of its clip norm."""
-    if ask.side_query is None:
-      return [()] * len(lengths)
-    numbers = tf.unstack(tf.reshape(side, [len(lengths), ask.side_query.size]))
-    return numbers if ask.side_query.even else [
-        one / tf.cast(now.clip[k], one.dtype) for k, one in enumerate(numbers)]
-
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
     now = ask_copies(state, public)[1] if ask.side_query else split_by(state, [contract.Query()])
-    means = pieces(unscaled(now, release.mean, 1))
-    seconds = pieces(unscaled(now, release.second, 2))
+    means = pieces(_unscaled(now, groups, release.mean, 1))
+    seconds = pieces(_unscaled(now, groups, release.second, 2))
     scales = tf.unstack(now.scale) if apart else [tf.reduce_min(now.scale)]
     directions, states = [], []
     for one, mean, second, scale, known, side in zip(
-        state.rule, means, seconds, scales, pieces(public), side_means(now, release.side_mean)):
+        state.rule, means, seconds, scales, pieces(public),
+        _side_means(ask.side_query, now, release.side_mean)):
       given = release._replace(
           mean=mean, variance=release.variance / tf.cast(scale, release.variance.dtype)**2,
           second=second, side_mean=side)

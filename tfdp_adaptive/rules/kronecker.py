@@ -78,16 +78,6 @@ def rule(
         tuple(tf.ones(spec.shape, spec.dtype) if view is None else ()
               for spec, view in zip(flat, views)))
 
-  def scale(state: State) -> trees.Tree:
-    scales: List[Any] = []
-    for first, left, right, root in zip(
-        tf.nest.flatten(state.first), state.left, state.right, state.root):
-      view = matrices(first.shape, max_size)
-      scales.append(1 / root if view is None else contract.Kronecker(*[
-          side.scale if side else tf.ones([size], first.dtype)
-          for side, size in zip((left, right), view[1:])]))
-    return tf.nest.pack_sequence_as(state.first, scales)
-
   def update(state: State, release: contract.Release) -> Tuple[trees.Tree, State]:
     step = state.step + 1
     directions, following = [], []
@@ -143,8 +133,20 @@ def rule(
     return tf.reshape(direction, mean.shape), first, second, left, right, root
 
   return contract.Rule(
-      init, contract.in_scale(scale), contract.of_mean(update), name=name,
+      init, contract.in_scale(lambda state: _scale(state, max_size)),
+      contract.of_mean(update), name=name,
       cautions=cautions.epsilon(epsilon), own_clip=True)
+
+
+def _scale(state: State, max_size: int) -> trees.Tree:
+  scales: List[Any] = []
+  for first, left, right, root in zip(
+      tf.nest.flatten(state.first), state.left, state.right, state.root):
+    view = matrices(first.shape, max_size)
+    scales.append(1 / root if view is None else contract.Kronecker(*[
+        side.scale if side else tf.ones([size], first.dtype)
+        for side, size in zip((left, right), view[1:])]))
+  return tf.nest.pack_sequence_as(state.first, scales)
 
 
 def _side(size: int, dtype: tf.DType) -> Side:

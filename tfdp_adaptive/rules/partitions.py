@@ -75,6 +75,14 @@ def _checked(parts: Any) -> Tuple[Tuple[Predicate, contract.Rule], ...]:
   return parts
 
 
+def _check_statistic(rule: contract.Rule, specs: trees.Tree) -> None:
+  second = rule.asks[0].second
+  shapes = lambda tree: [leaf.shape for leaf in tf.nest.flatten(tree)]
+  if second is not None and shapes(specs) != shapes(second.specs(specs)):
+    raise ValueError('`parts` must be of rules whose statistics have one value per coordinate. '
+                     f'Received: rule={rule.name}.')
+
+
 def _partition(
     predicates: Tuple[Predicate, ...], rules: Tuple[contract.Rule, ...]) -> contract.Rule:
   """Returns the rule of parts that know their noise."""
@@ -108,13 +116,7 @@ def _partition(
                  for rule, piece in zip(rules, pieces(state, public)))
 
   def init(specs: trees.Tree) -> State:
-    second = rules[0].asks[0].second
-    if second is not None:
-      shapes = [[leaf.shape for leaf in tf.nest.flatten(tree)]
-                for tree in (specs, second.specs(specs))]
-      if shapes[0] != shapes[1]:
-        raise ValueError('`parts` must be of rules whose statistics have one value per '
-                         f'coordinate. Received: rule={rules[0].name}.')
+    _check_statistic(rules[0], specs)
     parts = trees.map(lambda s: tf.zeros([0, part_of(s), *s.shape], s.dtype), specs)
     own = wrapping.cut(specs, numbers(parts), len(rules))
     return State(
@@ -150,15 +152,13 @@ def _partition(
         for rule, own, piece, there in zip(
             rules, state.rules, pieces(state, params), used(state))])
 
-  def cautions(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
-    return tuple(dict.fromkeys(
-        message for rule in rules for message in rule.cautions(clip_norm, noise_std, size)))
-
   public = {rule.public for rule in rules} - {None}
   return contract.Rule(
       init, query, contract.of_release(update), asks=rules[0].asks,
       public=public.pop() if public else None,
       project=project if any(rule.project is not None for rule in rules) else None,
       name=f'partition({", ".join(rule.name for rule in rules)})',
-      independent_noise=any(rule.independent_noise for rule in rules), cautions=cautions,
+      independent_noise=any(rule.independent_noise for rule in rules),
+      cautions=lambda *numbers: tuple(dict.fromkeys(
+          message for rule in rules for message in rule.cautions(*numbers))),
       elementwise=all(rule.elementwise for rule in rules))
