@@ -30,10 +30,6 @@ class SavedRunError(errors.PrivacyError, ValueError):
   """The run in a folder cannot be resumed."""
 
 
-class InUseError(errors.PrivacyError, BlockingIOError):
-  """Another process has the folder of a run."""
-
-
 class RunFolder:
   """The folder of one run; a context manager that no second process can enter.
 
@@ -55,12 +51,7 @@ class RunFolder:
   def __enter__(self) -> RunFolder:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self.path.mkdir(mode=0o700, exist_ok=True)
-    try:
-      self._lock = runfolder.Lock(self.path)
-    except OSError:
-      raise InUseError(
-          f'Another process trains in {self.path}. Two of them would use the same noise twice; '
-          'wait for it, or give another folder.') from None
+    self._lock = runfolder.Lock(self.path)
     return self
 
   def __exit__(self, *error: object) -> None:

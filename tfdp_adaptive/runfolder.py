@@ -20,6 +20,8 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
+from tfdp_adaptive import errors
+
 WEIGHTS, STATE = 'weights', 'state'  # Contents of a file that Keras writes.
 _DIGEST_BYTES = 32
 _LOCK = '.lock'
@@ -31,7 +33,7 @@ _files = threading.local()
 _told: List[str] = []  # Kinds of secret files: once in a process.
 
 
-class Held(BlockingIOError):
+class Held(errors.PrivacyError, BlockingIOError):
   """Another process has the lock of a folder."""
 
 
@@ -164,7 +166,8 @@ class Lock:
       raise
     if not mine:  # Held, or removed by the one who held it a moment ago.
       self._file.close()
-      raise Held(f'{folder} is used by another process.')
+      raise Held(f'Another process works in {folder}. Two of them would use the same noise twice; '
+                 'wait for it, or give another folder.')
 
   def close(self) -> None:
     """Removes the lock; only then another process may have it."""

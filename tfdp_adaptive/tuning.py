@@ -218,11 +218,7 @@ class _State:
     if self._folder is None:
       return self
     self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-      self._lock = runfolder.Lock(self._folder)
-    except OSError as error:
-      raise ValueError('`directory` must be used by one search at a time. Received: '
-                       f'{self._folder}, which another process holds.') from error
+    self._lock = runfolder.Lock(self._folder)
     try:
       self.weights, saved = runfolder.load(self._folder / _FILE)
     except FileNotFoundError:

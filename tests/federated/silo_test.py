@@ -261,7 +261,7 @@ def test_a_second_process_is_refused_and_the_folder_is_its_owners(used):
       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
   holder.stdout.readline()
   try:
-    with pytest.raises(tfdp.PrivacyError, match='Another process trains in'):
+    with pytest.raises(tfdp.PrivacyError, match='Another process works in'):
       Silo(used, plan=make_plan()).train(
           make(make_plan()), make(make_plan()).get_weights(), (X, Y), steps=1)
   finally:

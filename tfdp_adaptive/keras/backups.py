@@ -47,10 +47,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     **kwargs: As of Keras' class.
 
   Raises:
-    ValueError: From `fit`, for a model that is not built, if another process uses the folder, or
-      if a file of the backup was changed.
-    PrivacyError: From `fit`, if the backup belongs to a run with another plan, or with other
-      records where the order of records counts.
+    ValueError: From `fit`, for a model that is not built, or if a file of the backup was changed.
+    PrivacyError: From `fit`, if another process works in the folder, or if the backup belongs to a
+      run with another plan, or with other records where the order of records counts.
   """
 
   def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'],
@@ -162,10 +161,8 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       return
     try:
       _LOCKED[name] = runfolder.Lock(name)
-    except runfolder.Held as error:
-      raise ValueError('`backup_dir` must be used by one process at a time: two that go on from '
-                       'one backup take the same steps twice. Received: '
-                       f'{self._folder}, which another process holds.') from error
+    except runfolder.Held:
+      raise
     except OSError:  # A file system without locks.
       pass
 
