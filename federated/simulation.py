@@ -26,7 +26,6 @@ from tfdp_adaptive.privacy import statement as privacy_statement
 from tfdp_adaptive.privacy import weight_digests
 
 from . import engines
-from . import releases
 from . import rounds as rounds_lib
 from . import run as run_lib
 from . import server as server_lib
@@ -145,7 +144,7 @@ def simulate(
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
     engine = stack.enter_context(process.reach(_workers(workers, address), train_data))
     run = run_lib.Run(process, folder, resume, train_data, client_ids)
-    writer = None if folder is None else releases.Releases(folder.path)
+    writer = None if folder is None else run_lib.Releases(folder.path)
     cohorts = _cohorts(run, plan, client_ids, folder, rounds)
     bar = stack.enter_context(tqdm.tqdm(
         total=rounds, initial=run.done, disable=not progress, unit='round'))

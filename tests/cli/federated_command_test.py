@@ -90,7 +90,7 @@ def test_too_many_clients_per_round(folder, capsys):
 
 @pytest.mark.thorough
 def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys, monkeypatch):
-  from tfdp_adaptive.federated import releases  # pylint: disable=import-outside-toplevel
+  from tfdp_adaptive.federated import run as run_lib  # pylint: disable=import-outside-toplevel
 
   def interrupt(*_):
     raise KeyboardInterrupt
@@ -98,7 +98,7 @@ def test_an_unfinished_run_goes_on_as_it_was_begun_or_not_at_all(folder, capsys,
   out = folder / 'begun'
   command = arguments('federated', folder, '--methods', 'dp_adam', '--out', str(out))
   with monkeypatch.context() as patch:
-    patch.setattr(releases, 'release', interrupt)
+    patch.setattr(run_lib.Releases, 'release', interrupt)
     assert main.main(command) == 130
   state = out / 'federated.state' / 'dp_adam' / 'state.npz'
   saved = state.read_bytes()

@@ -12,8 +12,8 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import noise
 from tfdp_adaptive import rules
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.federated import releases
 from tfdp_adaptive.federated import rounds
+from tfdp_adaptive.federated import run as run_lib
 
 pytest.importorskip('flwr', reason='needs Flower, which this environment does not have')
 
@@ -257,7 +257,7 @@ def noise_keys(tree):
 PLACES = {  # Where a server can be killed: before the call, or after it.
     'sends': (Grid, 'push_messages'), 'waits': (Grid, 'pull_messages'),
     'saves': (runfolder, 'replace'), 'saved': (runfolder, 'sync'),
-    'releases': (releases, 'release'),
+    'releases': (run_lib.Releases, 'release'),
 }
 
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import noise
 from tfdp_adaptive import rules
-from tfdp_adaptive.federated import releases
 from tfdp_adaptive.federated import rounds
+from tfdp_adaptive.federated import run as run_lib
 from tfdp_adaptive.federated import storage
 
 STEPS = 3
@@ -78,7 +78,7 @@ def released_rounds(path):
 def test_a_run_that_was_cut_off_ends_like_one_that_was_not(
     point, process, users, straight, tmp_path, monkeypatch):
   place = {'clients': (rounds, 'run'), 'save': (storage.RunFolder, 'save'),
-           'replace': (os, 'replace'), 'release': (releases, 'release')}.get(point)
+           'replace': (os, 'replace'), 'release': (run_lib.Releases, 'release')}.get(point)
   count = iter(range(100))
 
   def cut(*args, **kwargs):
@@ -123,10 +123,10 @@ root, out, point = sys.argv[1:]
 sys.path[:0] = [root, root + '/tests/federated']
 import tfdp_adaptive as tfdp
 import regression, resume_test
-from tfdp_adaptive.federated import releases, rounds, storage
+from tfdp_adaptive.federated import rounds, run as run_lib, storage
 
 places = {'clients': (rounds, 'run'), 'replace': (os, 'replace'),
-          'saved': (storage.RunFolder, 'save'), 'release': (releases, 'release')}
+          'saved': (storage.RunFolder, 'save'), 'release': (run_lib.Releases, 'release')}
 original, calls = getattr(*places[point]), []
 
 def killed_at_the_second_call(*args, **kwargs):

@@ -16,7 +16,6 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import rules
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.federated import releases
 from tfdp_adaptive.federated import run as run_lib
 from tfdp_adaptive.federated import simulation
 from tfdp_adaptive.federated import storage
@@ -103,7 +102,7 @@ def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
   for path in (tmp_path / 'csv', tmp_path / 'events'):
     path.mkdir()
     run_lib._check_released(path, state)
-    released = releases.Releases(path)
+    released = run_lib.Releases(path)
     run_lib._check_released(path, state)  # Nothing was released yet.
     for round_ in (1, 2, 3):
       released.release({'round': round_, 'loss': 0.5})
@@ -117,7 +116,7 @@ def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
 
 
 def test_a_run_that_is_killed_while_it_writes_leaves_a_whole_table(tmp_path, monkeypatch):
-  released = releases.Releases(tmp_path)
+  released = run_lib.Releases(tmp_path)
   for round_ in (9, 10, 11):
     released.release({'round': round_, 'loss': 0.5})
   before = (tmp_path / 'metrics.csv').read_bytes()
@@ -132,14 +131,14 @@ def test_a_run_that_is_killed_while_it_writes_leaves_a_whole_table(tmp_path, mon
     with pytest.raises(OSError):
       released.release({'round': 12, 'loss': 0.5})
   assert (tmp_path / 'metrics.csv').read_bytes() == before
-  assert releases.last_round(tmp_path) == 11
-  releases.Releases(tmp_path).release({'round': 12, 'loss': 0.5})
-  assert releases.last_round(tmp_path) == 12
+  assert run_lib.last_round(tmp_path) == 11
+  run_lib.Releases(tmp_path).release({'round': 12, 'loss': 0.5})
+  assert run_lib.last_round(tmp_path) == 12
   assert (tmp_path / 'metrics.csv').read_bytes().startswith(before)
 
 
 def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
-  released = releases.Releases(tmp_path)
+  released = run_lib.Releases(tmp_path)
   for round_ in (1, 2):
     released.release({'round': round_, 'private/loss': 0.5})
   whole = (tmp_path / 'metrics.csv').read_bytes()
@@ -150,8 +149,8 @@ def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
                    whole[:place] + b'\0' + whole[place + 1:]):
       (tmp_path / 'metrics.csv').write_bytes(broken)
       try:
-        releases.last_round(tmp_path)
-        releases.Releases(tmp_path)
+        run_lib.last_round(tmp_path)
+        run_lib.Releases(tmp_path)
       except storage.SavedRunError as error:
         noticed += 1
         assert 'metrics.csv must be what a run released' in str(error)
