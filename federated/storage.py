@@ -30,6 +30,10 @@ class SavedRunError(errors.PrivacyError, ValueError):
   """The run in a folder cannot be resumed."""
 
 
+class InUseError(errors.PrivacyError, BlockingIOError):
+  """Another process has the folder of a run."""
+
+
 class RunFolder:
   """The folder of one run; a context manager that no second process can enter.
 
@@ -51,7 +55,10 @@ class RunFolder:
   def __enter__(self) -> RunFolder:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self.path.mkdir(mode=0o700, exist_ok=True)
-    self._lock = runfolder.Lock(self.path)
+    try:
+      self._lock = runfolder.Lock(self.path)
+    except runfolder.Held as error:
+      raise InUseError(*error.args) from None
     return self
 
   def __exit__(self, *error: object) -> None:

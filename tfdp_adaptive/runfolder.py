@@ -20,8 +20,6 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
-from tfdp_adaptive import errors
-
 WEIGHTS, STATE = 'weights', 'state'  # Contents of a file that Keras writes.
 _DIGEST_BYTES = 32
 _LOCK = '.lock'
@@ -33,7 +31,7 @@ _files = threading.local()
 _told: List[str] = []  # Kinds of secret files: once in a process.
 
 
-class Held(errors.PrivacyError, BlockingIOError):
+class Held(BlockingIOError):
   """Another process has the lock of a folder."""
 
 

@@ -48,8 +48,9 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
 
   Raises:
     ValueError: From `fit`, for a model that is not built, or if a file of the backup was changed.
-    PrivacyError: From `fit`, if another process works in the folder, or if the backup belongs to a
-      run with another plan, or with other records where the order of records counts.
+    BlockingIOError: From `fit`, if another process works in the folder.
+    PrivacyError: From `fit`, if the backup belongs to a run with another plan, or with other
+      records where the order of records counts.
   """
 
   def __init__(self, backup_dir: Union[str, 'os.PathLike[str]'],
