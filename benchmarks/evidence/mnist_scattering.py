@@ -11,7 +11,7 @@ roots are normalized by the image itself, and the 4 x 4 lowest frequencies of ea
 numbers, of norm one together. Least squares adds a constant of .2. DP-SGD trains a linear head from
 zero, on these features or on features whose mean and covariance were released once before: the
 mean is taken off, and directions in which images differ much are shortened. That head has no bias,
-which would be half of each gradient. Both costs together are at most epsilon.
+which would be half of each squared gradient norm. Both costs together are at most epsilon.
 
 --settings trains on the first 55,000 images and prints the accuracy on the other 5,000, for trials
 of settings; otherwise 60,000 images train, and accuracies are on the 10,000 test images. Delta is
