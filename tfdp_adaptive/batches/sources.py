@@ -243,7 +243,8 @@ def _record(record: Nest) -> Any:
   def leaf(value: object) -> np.ndarray:
     if value is None:
       raise ValueError('`data` must have a record for every number. Received: None. Leave out what '
-                       'is filtered before the plan is made.')
+                       'is filtered before the plan is made; of rows with empty columns, choose '
+                       "others: `columns=('image', 'label')`.")
     return _array(value, axes=0)
 
   return map_structure(leaf, record)
