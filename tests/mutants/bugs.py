@@ -717,8 +717,6 @@ _BY_FILE = {
          'keras/history_test.py'),
     ],
     'tfdp_adaptive/keras/weight_ledger.py': [
-        ('exact metrics in files of weights', 'v.assign(np.zeros(v.shape))', 'pass',
-         'Sums of private numbers would be published.', _RESTORED),
         ('no line in files of weights', 'if found is not None and found.entries:',
          'if found is not None and not found.entries:', 'A file of weights would be a new model.',
          _EVERYWHERE),
