@@ -204,6 +204,14 @@ def test_numbers_that_a_graph_holds_are_found_however_python_made_them(tmp_path,
       [ord(letter) for letter in LETTERS['few']]))
 
 
+def test_a_number_with_which_weights_begin_is_named():
+  said = lambda value: ' '.join(disclosures.sentences(keras.Sequential([
+      keras.Input([2]), keras.layers.Dense(
+          1, bias_initializer=keras.initializers.Constant(value))]), constants.Held([], ())))
+  assert 'begin with the numbers [-0.25]' in said(-0.25)
+  assert said(0.0) == said(1.0) == '' and '(1,)' in said(np.array([0.25], 'float32'))
+
+
 def test_variables_and_numbers():
   assert disclosures.find(closed(tf.Variable(1.0))).variables
   for number in (0.25, 3, True, fractions.Fraction(1, 3)):

@@ -246,6 +246,13 @@ def sentences(
   yield from _about(found.numbers + [
       np.asarray(one).item() for one in found.arrays
       if shape(one) == () and np.asarray(one).dtype.kind in 'fiub'])
+  # Such as the logarithm of the labels' frequencies, as a bias.
+  begun_with = sorted({float(one.value) for layer in compat.all_layers(model)
+                         for one in compat.initializers(layer)
+                         if type(one).__name__ == 'Constant' and np.ndim(one.value) == 0} - {0, 1})
+  if begun_with:
+    yield (f'Weights begin with the numbers {begun_with[:_LISTED]}. If these were computed from '
+           'private data, no epsilon covers them.')
   yield from _adapted(compat.all_layers(model), covered)
 
 
