@@ -137,6 +137,12 @@ def test_the_readme_has_front_matter_statement_and_blanks():
     assert f'\n## {section.capitalize()}\n' in rest
 
 
+def test_one_release_has_no_tag_of_steps():
+  ledger = tfdp.estimates.second_moments(np.zeros([9, 2]), noise_multiplier=2.0).ledger
+  text = huggingface.readme(ledger.card(plots=False))
+  assert '- differential-privacy\n- keras\n' in text and 'dp-sgd' not in text.split('---')[1]
+
+
 def test_a_model_without_a_guarantee_has_no_tag_of_one():
   assert 'differential-privacy\n' not in huggingface.readme(make_card(noise_multiplier=0.0))
 

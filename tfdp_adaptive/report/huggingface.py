@@ -26,7 +26,9 @@ def readme(card: card_lib.Card) -> str:
   title = card_page.escaped_markdown(words.get('name', 'A privately trained model'))
   head = ['---', 'library_name: keras', 'tags:']
   if card.epsilon is not None:
-    head += ['- differential-privacy', '- dp-sgd']
+    head.append('- differential-privacy')
+    if any(run.plan is not None and not run.rule.startswith('estimates.') for run in card.runs):
+      head.append('- dp-sgd')  # Steps, and not only releases before training.
   head.append('- keras')
   for about, field in (('dataset', 'datasets'), ('metrics', 'metrics')):
     if about in words:  # JSON strings are YAML.
