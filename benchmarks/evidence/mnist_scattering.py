@@ -88,7 +88,7 @@ def upright(x: np.ndarray) -> np.ndarray:
       np.einsum('nij,ni->n', x, down**2), 1e-6)
   source = axis + (np.clip(slant, -1, 1)[:, np.newaxis] * down)[:, :, np.newaxis]
   left = np.clip(np.floor(source), 0, SIZE - 2).astype(np.int64)
-  part = np.clip(source - left, 0, 1)
+  part = np.clip(source - left, 0, 1).astype(np.float32)
   take = functools.partial(np.take_along_axis, x, axis=2)
   return take(left) * (1 - part) + take(left + 1) * part
 
