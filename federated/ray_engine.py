@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
@@ -34,6 +35,7 @@ except ImportError as error:
 Handle = Any  # Ray's handle of an actor.
 Data = Dict[str, Any]  # Values that JSON can hold.
 _CLIENTS = 64  # Clients of a call: the most that are trained again if an actor is lost.
+_PATIENCE = 300  # Seconds for Ray to start a lost actor again.
 
 
 class CallLostError(RuntimeError):
@@ -93,8 +95,9 @@ def reach(process: engines.PrivateFedAvg, remote: engines.Remote, users: engines
   actors: List[Handle] = []
   try:
     content = [ray.put(ray.cloudpickle.dumps((process.recipe, users)))]
-    # No CPUs: an actor of a machine that is lost finds a place on another.
-    make = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=1)(_Actor)
+    # No CPUs: an actor of a machine that is lost finds a place on another. One byte of memory: Ray
+    # puts an actor that asks for nothing on any machine, also against its strategy.
+    make = ray.remote(num_cpus=0, memory=1, max_restarts=-1, max_task_retries=1)(_Actor)
     nodes = _nodes()
     actors = [make.options(scheduling_strategy=scheduling_strategies.NodeAffinitySchedulingStrategy(
         nodes[number % len(nodes)], soft=True)).remote(content)
@@ -119,12 +122,16 @@ def _nodes() -> List[str]:
 
 def _train(
     process: engines.PrivateFedAvg, actor: Handle, weights: server_lib.ModelWeights,
-    broadcast: private_rule.Broadcast, clients: List[engines.Client]) -> server_lib.Sums:
-  # `rounds.train` runs the halves of a lost call again; only a single client is tried twice here.
-  train = actor.train.options(max_task_retries=int(len(clients) == 1))
+    broadcast: private_rule.Broadcast, clients: List[engines.Client],
+    again: bool = True) -> server_lib.Sums:
+  train = actor.train.options(max_task_retries=0)
   try:
     answers, metrics, failed = ray.get(train.remote(weights, broadcast, clients))
   except ray.exceptions.RayActorError as error:
+    _wait(actor)  # Otherwise the next call is lost too, and a client would be blamed for it.
+    # `rounds.train` runs the halves of a lost call again; only a single client is tried twice here.
+    if again and len(clients) == 1:
+      return _train(process, actor, weights, broadcast, clients, again=False)
     raise CallLostError(f'An actor was lost: {error}') from error
   except ray.exceptions.RayTaskError:
     raise  # An error of the model, as in process.
@@ -133,6 +140,19 @@ def _train(
   total = tf.nest.pack_sequence_as(process.server.zero(), [*map(tf.constant, answers)])
   return server_lib.Sums(total, metrics, {
       client: rounds.ClientsFailedError(text) for client, text in failed.items()})
+
+
+def _wait(actor: Handle) -> None:
+  """Returns when Ray has started an actor again. Raises `WorkerLostError` if it does not."""
+  end = time.monotonic() + _PATIENCE
+  while True:
+    try:
+      ray.get(actor.__ray_ready__.remote(), timeout=_PATIENCE)
+      return
+    except ray.exceptions.RayError as error:  # A machine is known to be lost after some seconds.
+      if time.monotonic() > end:
+        raise _lost(error) from error
+      time.sleep(1)
 
 
 def _check_data(actors: List[Handle], users: engines.ClientData) -> None:
