@@ -88,6 +88,7 @@ class Silo:
                        f'Received: plan={plan!r}.')
     self._files = storage.RunFolder(folder, _STATE)
     self._folder, self._plan, self._new = self._files.path, plan, new
+    self._most = 0  # The most steps that this object has seen in the folder.
     self._load()
 
   def train(self, model: tfdp.DPModel, weights: Sequence[np.ndarray], data: Data, *, steps: int,
@@ -124,17 +125,19 @@ class Silo:
             f'Round {server_round} needs the ledger of the rounds before it. Received: a folder '
             f'without a state, {self._folder}. Put the folder back. If this silo has never trained '
             'on its records, use `Silo(folder, plan=plan, new=True)`.')
-      if saved is not None and server_round is not None and saved.server_round == server_round:
-        return list(saved.arrays[len(saved.names):])
       done = 0 if saved is None else saved.steps
+      draw = lambda start: self._plan.batches(
+          data, start_step=start, coins=self._folder / _COINS, **batches)
+      if saved is not None and server_round is not None and saved.server_round == server_round:
+        self._begun(saved, draw(0).digest())  # Not the answer of another silo.
+        return list(saved.arrays[len(saved.names):])
       if done + steps > self._plan.steps:
         raise tfdp.PrivacyError(
             f'The plan covers {self._plan.steps} steps of all rounds, of which {done} are done. '
             f'Received: steps={steps}. Take at most {self._plan.steps - done}, or end here.')
       if not done:  # Nothing of an earlier attempt was sent.
         (self._folder / _COINS).unlink(missing_ok=True)
-      drawn = self._plan.batches(
-          data, start_step=done, coins=self._folder / _COINS, **batches)
+      drawn = draw(done)
       saved = self._begun(saved, drawn.digest())
       self._restore(model, optimizer, saved)
       super(tfdp.DPModel, model).set_weights(weights)  # Without its Caution.
@@ -190,6 +193,7 @@ class Silo:
             f'{self._files.state} is gone, and with it the ledger of these records. A new one '
             'would begin at zero. Put the file back; nothing may be trained on these records '
             'without it.')
+      self._check_most(0)
       return None
     arrays, record = loaded
     try:
@@ -202,7 +206,15 @@ class Silo:
       raise tfdp.PrivacyError(
           f'{self._folder} has the ledger of another plan. Received: {self._plan!r:.60}. Give the '
           'plan that the silo began with. A new plan needs a new folder, and its cost adds up.')
+    self._check_most(saved.steps)
     return saved
+
+  def _check_most(self, steps: int) -> None:
+    if steps < self._most:
+      raise storage.SavedRunError(
+          f'The ledger of {self._folder} had {self._most} steps. Received: a folder with {steps}. '
+          'Put the last state back.')
+    self._most = steps
 
   def _begun(self, saved: Optional[_Saved], records: str) -> _Saved:
     """Returns the saved state of these records. Begins a new folder with it."""
@@ -259,3 +271,4 @@ class Silo:
   def _write(self, saved: _Saved) -> None:
     record = saved._asdict()
     self._files.save(record.pop('arrays'), record)
+    self._most = saved.steps

@@ -2,6 +2,7 @@
 """A silo counts the steps of all rounds, whatever process or model takes them."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -134,6 +135,8 @@ def test_a_round_that_was_not_answered_is_answered_from_the_folder(tmp_path):
   for ours, theirs in zip(first, again):
     np.testing.assert_array_equal(ours, theirs)
   assert silo.ledger.entries[0].steps == 3
+  with pytest.raises(tfdp.PrivacyError, match='goes on with the records'):  # Another silo.
+    silo.train(make(plan), first, (X + 1, Y), steps=3, server_round=1)
   silo.train(make(plan), first, (X, Y), steps=3, server_round=2)
   assert silo.ledger.entries[0].steps == 6
 
@@ -236,6 +239,22 @@ def test_a_fresh_folder_beside_an_old_one_is_refused(used, tmp_path):
   (tmp_path / 'late' / 'silo.npz').unlink()
   with pytest.raises(tfdp.PrivacyError, match='is gone, and with it the ledger'):
     begin(tmp_path / 'late')
+
+
+@pytest.mark.parametrize('older', [False, True])
+def test_a_ledger_that_goes_back_in_a_process_is_refused(used, tmp_path, older):
+  """The folder was cleaned, or an older copy was put back."""
+  plan, folder = make_plan(), tmp_path / 'silo'
+  shutil.copytree(used, folder)
+  silo = Silo(folder, plan=plan)
+  silo.train(make(plan), make(plan).get_weights(), (X, Y), steps=1)
+  shutil.rmtree(folder)
+  if older:
+    shutil.copytree(used, folder)
+  for ask in (silo.statement, lambda: silo.train(
+      make(plan), make(plan).get_weights(), (X, Y), steps=1)):
+    with pytest.raises(tfdp.PrivacyError, match='had 9 steps. Received: a folder with [08]'):
+      ask()
 
 
 def test_another_plan_and_a_changed_file_are_refused(used, tmp_path):
