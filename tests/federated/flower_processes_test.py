@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 
+import bounded
 import numpy as np
 import pytest
 
@@ -45,15 +46,6 @@ def _spy():
 
   rounds.run = run
 """
-
-
-def descendants(pid):
-  """A process and all that it started."""
-  with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-    for task in pathlib.Path(f'/proc/{pid}/task').iterdir():
-      for child in (task / 'children').read_text(encoding='ascii').split():
-        yield from descendants(int(child))
-  yield pid
 
 
 def free_ports(count):
@@ -111,7 +103,8 @@ class Federation:
         stderr=subprocess.STDOUT, text=True, timeout=900).stdout
 
   def end(self):
-    for pid in [pid for process in self.processes for pid in descendants(process.pid)]:
+    for pid in [pid for process in self.processes
+                for pid in bounded.descendants(process.pid)]:
       with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     for process in self.processes:
