@@ -126,10 +126,9 @@ class Silo:
             f'without a state, {self._folder}. Put the folder back. If this silo has never trained '
             'on its records, use `Silo(folder, plan=plan, new=True)`.')
       done = 0 if saved is None else saved.steps
-      draw = lambda start: self._plan.batches(
-          data, start_step=start, coins=self._folder / _COINS, **batches)
       if saved is not None and server_round is not None and saved.server_round == server_round:
-        self._begun(saved, draw(0).digest())  # Not the answer of another silo.
+        # Not the answer of another silo.
+        self._begun(saved, self._plan.batches(data, **batches).digest())
         return list(saved.arrays[len(saved.names):])
       if done + steps > self._plan.steps:
         raise tfdp.PrivacyError(
@@ -137,7 +136,8 @@ class Silo:
             f'Received: steps={steps}. Take at most {self._plan.steps - done}, or end here.')
       if not done:  # Nothing of an earlier attempt was sent.
         (self._folder / _COINS).unlink(missing_ok=True)
-      drawn = draw(done)
+      drawn = self._plan.batches(
+          data, start_step=done, coins=self._folder / _COINS, **batches)
       saved = self._begun(saved, drawn.digest())
       self._restore(model, optimizer, saved)
       super(tfdp.DPModel, model).set_weights(weights)  # Without its Caution.
