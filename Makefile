@@ -160,8 +160,8 @@ build/wheel-env/installed: requirements/wheel.lock
 
 # Flower with real processes on loopback, in an environment of its own.
 test-flower: build/flower/installed
-	build/flower/bin/python -m pytest -q tests/federated/flower_test.py \
-	  tests/federated/flower_processes_test.py tests/federated/engines_test.py $(TEST_FLAGS)
+	build/flower/bin/python -m pytest -q tests/federated/flower_processes_test.py \
+	  tests/federated/flower_test.py tests/federated/engines_test.py $(TEST_FLAGS)
 
 # Ray with two nodes on this machine, in an environment of its own.
 test-ray: build/ray/installed
@@ -179,15 +179,15 @@ build/flower/installed build/ray/installed: build/%/installed: requirements/%.lo
 
 # Rounds by real processes of Flower; rounds on two nodes of Ray, lost actors, and a resumed run.
 # No test begins after the first limit. The second one is for a test that hangs.
-FLOWER_MOST = flower_test or guide
+FLOWER_MOST = guide or flower_test
 RAY_MOST = in_process or actors
 test-engines: $(CURRENT)/installed
 	@run() { \
 	  if $(MAKE) build/$$1/installed; then \
-	    $(CURRENT)/bin/python tests/bounded.py 420 \
+	    $(CURRENT)/bin/python tests/bounded.py 600 \
 	      $(MAKE) test-$$1 TEST_FLAGS="--limit=$$2 --color=no -k '$$3'"; \
 	  else echo "Skipped: $$1 cannot be installed here with Python $(VERSION)."; fi; }; \
-	status=0; run flower 60 '$(FLOWER_MOST)' || status=1; run ray 120 '$(RAY_MOST)' || status=1; \
+	status=0; run flower 120 '$(FLOWER_MOST)' || status=1; run ray 120 '$(RAY_MOST)' || status=1; \
 	exit $$status
 
 # Signatures: the packages of build/sign follow those of the current stack.
