@@ -42,6 +42,7 @@ def main(seconds, *command):
   """Returns the status of the command, or 124 after its time was up."""
   if sys.platform == 'linux':
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+  signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell's background jobs ignore it.
   process = subprocess.Popen(command)
   try:
     return process.wait(float(seconds))
