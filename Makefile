@@ -205,7 +205,7 @@ build/docs-env/installed: requirements/docs.lock
 	$(@D)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
 	touch $@
 
-# Notebook 5 fine-tunes a model of KerasHub.
+# Notebook 5 runs in the environment that has KerasHub.
 notebooks: $(CURRENT)/installed build/peers/hub/installed
 	$(RUN) $(CURRENT)/bin/python colabs/run.py $(filter-out colabs/5_%,$(wildcard colabs/*.ipynb))
 	$(RUN) PYTHONPATH=$(CURDIR) build/peers/hub/bin/python colabs/run.py $(wildcard colabs/5_*.ipynb)
