@@ -88,10 +88,6 @@ def noisy_adagrad(
     epsilon: Stability constant with `diagonal`, in gradient units, > 0.
     relative_noise: Noise multiplier of the preconditioner's releases divided
       by that of the mean's.
-<<<<<<< HEAD
-    method: 'exact' or 'randomized', the method that computes V.
-=======
->>>>>>> 89d7221 (Drop ways that nothing takes: release managers, randomized subspaces)
     box: None, or (low, high) for every parameter; diagonal only.
     radius: None, or the largest L2 norm of all parameters together.
 
