@@ -561,6 +561,8 @@ _BY_FILE = {
          'np.square(z[:, active])', 'One record moves the mean as far as it likes.', 'estimates'),
     ],
     'tfdp_adaptive/estimates/adaptation.py': [
+        ('a mean over a private number', 'plan.batch_size, rng))', 'len(records), rng))',
+         'The mean would tell how many records there are.', 'privacy/secret_counts_test.py'),
         ('values beyond the bound', 'np.clip(records / bound, -1, 1)', 'records / bound',
          'The noise is for records within the bound.', 'estimates'),
         ('squares for nothing', 'noise_multiplier * np.sqrt(2 * features)',
