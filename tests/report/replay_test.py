@@ -221,7 +221,7 @@ def test_the_digest_is_in_the_ledger_before_the_first_step(tmp_path):
 
     def on_train_batch_begin(self, batch, logs=None):
       if not batch:
-        seen.append(model.optimizer.run.said.notes)
+        seen.append(model.optimizer.run.said['notes'])
         seen.append(model.optimizer.steps_done)
 
   plan = make_plan()

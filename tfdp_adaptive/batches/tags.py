@@ -156,7 +156,7 @@ def _commit(optimizer: compat.Optimizer) -> None:
   With several seeds, nothing tells from which of them a batch came, and nothing is noted.
   """
   found = _SEEDS.get(coefficients(optimizer.plan), set())
-  if len(found) != 1 or '' in found or found <= set(optimizer.run.said.notes):
+  if len(found) != 1 or '' in found or found <= set(optimizer.run.said['notes']):
     return  # `fit` has noted it.
   if tf.distribute.get_strategy().num_replicas_in_sync > 1:
     return

@@ -237,7 +237,7 @@ def after_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = 
   """
   run = model.optimizer.run
   for note in notes:
-    if note not in run.said.notes:
+    if note not in run.said['notes']:
       errors.caution(note)
       run.note(note)
   given: Any = getattr(callbacks, 'callbacks', callbacks)

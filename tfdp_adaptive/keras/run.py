@@ -26,6 +26,7 @@ _NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps ar
             '`tfdp.PrivacyPlan` and pass `plan=`.')
 _FINGERPRINT = 'fingerprint'  # Key beside the ledger entry of a run in a file.
 _LONGEST = 100  # Characters of a value in a message.
+_TEXTS = 'notes', 'engines', 'shared'  # Of an entry.
 
 
 class Run(weight_ledger.State):
@@ -51,7 +52,9 @@ class Run(weight_ledger.State):
     if plan is not None and l2_norm_clip:
       plan = dataclasses.replace(plan, l2_norm_clip=l2_norm_clip)
     self.plan, self.rule = plan, rule
-    self.said = ledger_lib.Entry(None, 0, own_sampler=own_sampler, seeded=seeded)
+    self.said: Dict[str, Any] = dict(
+        notes=(), engines=(), shared=(), seeded=seeded, examples_per_user=0,
+        own_sampler=own_sampler)
     self.private: Any = None
     self.state: Any = None
     self.moved: Sequence[Any] = ()
@@ -90,9 +93,8 @@ class Run(weight_ledger.State):
   def say(self, **more: Any) -> None:
     """Adds texts, each once, to those of the run's entry; of numbers, the largest is kept."""
     for name, new in more.items():
-      old = getattr(self.said, name)
-      more[name] = tuple(dict.fromkeys((*old, *new))) if isinstance(old, tuple) else max(old, new)
-    self.said = dataclasses.replace(self.said, **more)
+      old = self.said[name]
+      self.said[name] = tuple(dict.fromkeys((*old, *new))) if name in _TEXTS else max(old, new)
 
   def disclose(self, model: compat.Model, numbers: Sequence[float] = ()) -> None:
     """Notes what a model, and numbers of its loss and schedule, may hold of private data."""
@@ -153,16 +155,16 @@ class Run(weight_ledger.State):
 
   def _entry(self, steps: int, run: str, resumed: Tuple[Tuple[str, int], ...]) -> ledger_lib.Entry:
     begun, = ledger_lib.Ledger().begin(self.plan, self.rule).entries
-    parts: Dict[str, Any] = dict(plan=None)
+    parts: Dict[str, Any] = {}
     if self.plan is not None:
       steps = min(steps, self.plan.steps)  # Later steps release nothing of the data.
       taken = self.steps if self.steps < steps == self.stopped else None
       norms = _parts(self._clip_norms, steps if taken is None else taken, self.plan.l2_norm_clip)
       parts = dict(plan=self._clipped_at(norms[-1][1]), taken=taken,
                    clip_norms=norms if len(norms) > 1 else ())
-    return dataclasses.replace(
-        self.said, steps=steps, rule=begun.rule, private=begun.private, clipping=begun.clipping,
-        run=run, resumed=resumed, **parts)
+    said = {name: tuple(self.said[name]) if name in _TEXTS else self.said[name]
+            for name in self.said}
+    return dataclasses.replace(begun, steps=steps, run=run, resumed=resumed, **said, **parts)
 
   def _clipped_at(self, norm: float) -> Any:
     return self.plan if norm == self.plan.l2_norm_clip else dataclasses.replace(
@@ -291,8 +293,8 @@ class Run(weight_ledger.State):
       self._clip_norms = entry.clip_norms or ((entry.done, norm),)
       self.say(**{name: getattr(entry, name) for name in (
           'examples_per_user', 'notes', 'engines', 'seeded', 'shared')})
-      self.said = dataclasses.replace(self.said, own_sampler='; '.join(dict.fromkeys(filter(
-          None, (entry.own_sampler, self.said.own_sampler)))))
+      self.said['own_sampler'] = '; '.join(dict.fromkeys(filter(
+          None, (entry.own_sampler, self.said['own_sampler']))))
       self.stopped = max(self.stopped or 0, entry.steps)  # All that the file counts.
 
   def refuse_foreign(self) -> None:
