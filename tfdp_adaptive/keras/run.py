@@ -162,8 +162,9 @@ class Run(weight_ledger.State):
       norms = _parts(self._clip_norms, steps if taken is None else taken, self.plan.l2_norm_clip)
       parts = dict(plan=self._clipped_at(norms[-1][1]), taken=taken,
                    clip_norms=norms if len(norms) > 1 else ())
-    said = {name: tuple(self.said[name]) if name in _TEXTS else self.said[name]
-            for name in self.said}
+    said: Dict[str, Any] = {
+        name: tuple(self.said[name]) if name in _TEXTS else self.said[name]
+        for name in self.said}
     return dataclasses.replace(begun, steps=steps, run=run, resumed=resumed, **said, **parts)
 
   def _clipped_at(self, norm: float) -> Any:
