@@ -31,14 +31,15 @@ def test_examples_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize('line, match', [
-    ('{"client": 1', 'line 1: not valid JSON'),
-    ('{"client": 1, "tags": "a", "text": "b"}', 'line 1: must have'),
-    ('{"client": 1, "text": "b"}', 'no line has `tags`')])
-def test_errors_name_the_line(tmp_path, line, match):
+    ('{"client": 4711', 'a line is not valid JSON'),
+    ('{"client": 4711, "tags": "a", "text": "b"}', 'every line with `tags` must have'),
+    ('{"client": 4711, "text": "b"}', 'no line has `tags`')])
+def test_errors_do_not_show_the_line(tmp_path, line, match):
   path = tmp_path / 'posts.jsonl'
   path.write_text(line, encoding='utf-8')
-  with pytest.raises(corpus.DataError, match=match):
+  with pytest.raises(corpus.DataError, match=match) as caught:
     tag_prediction.read(path)
+  assert '4711' not in str(caught.value)
 
 
 @pytest.mark.skipif(not POSTS.exists(), reason='the shared data sets are not here')
