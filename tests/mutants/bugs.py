@@ -270,8 +270,8 @@ _BY_FILE = {
          _SENSITIVITY),
         ('overlaps once', 'gram[j, j] + 2 * overlaps', 'gram[j, j] + overlaps',
          'Half of what columns have in common.', _SENSITIVITY),
-        ('squares of columns', 'return float(np.sqrt(best_pattern(np.asarray(squared_norms),',
-         'return float(np.sqrt(np.max(squared_norms) + 0 * best_pattern(np.asarray(squared_norms),',
+        ('squares of columns', 'np.sqrt(best_pattern(squared_norms, min_sep, k))',
+         'np.sqrt(squared_norms.max())',
          'Participations do not add up.', _SENSITIVITY),
     ],
     'tfdp_adaptive/mechanisms/toeplitz.py': [
