@@ -56,7 +56,7 @@ def of_file(path: Union[str, os.PathLike]) -> File:
   import h5py  # It comes with Keras. pylint: disable=import-outside-toplevel
   try:
     if os.path.isdir(path):
-      return _of_named(_exported(path).items())
+      return _of_named(_exported(path))
     if h5py.is_hdf5(path):
       with h5py.File(path, 'r') as file:
         return _of_named(_datasets(file))
@@ -93,15 +93,16 @@ def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
   return File(of(weights), beside['optimizer'], beside['metrics'], ledger)
 
 
-def _exported(folder: Union[str, os.PathLike]) -> Dict[str, Any]:
-  """Returns the variables of a SavedModel by the names that they had in the model."""
+def _exported(folder: Union[str, os.PathLike]) -> List[Tuple[str, Any]]:
+  """Returns the variables of `model.export` and their names in the model, which may be equal."""
   import tensorflow as tf  # Most files need none. pylint: disable=import-outside-toplevel
   from tensorflow.core.protobuf import trackable_object_graph_pb2  # pylint: disable=all
   reader = tf.train.load_checkpoint(os.path.join(folder, 'variables', 'variables'))
   graph = trackable_object_graph_pb2.TrackableObjectGraph.FromString(
       reader.get_tensor('_CHECKPOINTABLE_OBJECT_GRAPH'))
-  return {one.full_name: reader.get_tensor(one.checkpoint_key)
-          for node in graph.nodes for one in node.attributes if one.full_name}
+  return [(one.full_name, reader.get_tensor(one.checkpoint_key))
+          for node in graph.nodes for one in node.attributes
+          if one.checkpoint_key.startswith('variables/')]  # Keras 3 keeps each once more.
 
 
 def _datasets(group: Any) -> List[Tuple[str, Any]]:
