@@ -84,7 +84,7 @@ def run(
     first = next(iter(outcome.failed.values()))
     raise ClientsFailedError(
         'All clients of the round failed, so the model or the form of the data is at fault. '
-        f' The first error: {first}') from first
+        f'The first error: {first}') from first
   return outcome
 
 

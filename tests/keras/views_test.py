@@ -211,10 +211,10 @@ def test_a_frozen_base_runs_once_in_a_sequential_model(way):
     ([keras.layers.Flatten(), keras.layers.Embedding(9, 4, trainable=False)], (None, 2 * D))],
                          ids=['mask', 'draws', 'looks up'])
 def test_the_fixed_part_ends_before(first, shape):
-  model = tfdp.DPSequential([
-      keras.Input([D, 2]), *first, keras.layers.Dropout(0.5), keras.layers.Dense(1)])
-  parts = fixed_part.of(model)
-  assert (parts and parts.fixed.output_shape) == shape
+  layers = [keras.Input([D, 2]), *first, keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+  for make in tfdp.DPSequential, lambda layers: tfdp.make_private(keras.Sequential(layers)):
+    parts = fixed_part.of(make(layers))
+    assert (parts and parts.fixed.output_shape) == shape
 
 
 @pytest.mark.thorough

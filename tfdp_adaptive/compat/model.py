@@ -97,8 +97,11 @@ def sequential_layers(model: stack.Model) -> List[Any]:
 
 
 def called_on(layer: stack.Layer, tensor: Any) -> Any:
-  """Returns the symbolic output of a layer that takes `tensor` alone, or None."""
-  for node in layer._inbound_nodes:
+  """Returns the last symbolic output of a layer that takes `tensor` alone, or None.
+
+  A private model shares inputs and layers with the model that it was made of, which called first.
+  """
+  for node in reversed(layer._inbound_nodes):
     inputs, outputs = map(tf.nest.flatten, (node.input_tensors, node.output_tensors))
     if inputs[0] is tensor and len(inputs) == len(outputs) == len(node.parent_nodes) == 1:
       return outputs[0]
