@@ -20,9 +20,8 @@ def coins(seed):
   return sampling_seed.SamplingSeed(types.SimpleNamespace(seed=seed))
 
 
-def of(record='mean', most=4, ids=IDS, seed=0):
-  return users.Users(
-      sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record, seed=coins(seed))
+def of(record='mean', most=4, ids=IDS):
+  return users.Users(sources.of((np.arange(N), np.arange(N) * 2)), ids, most, record)
 
 
 @pytest.mark.parametrize('ids', [IDS, np.unique(IDS, return_inverse=True)[1], IDS.astype(object)],
@@ -32,7 +31,7 @@ def test_a_user_is_some_of_their_own_examples(ids):
   assert len(own) == 4
   seen = [set() for _ in COUNTS]
   for step in range(30):
-    (x, y), weights = own.take(np.array([2, 0, 1, 3]), step)
+    (x, y), weights = own.take(np.array([2, 0, 1, 3]), step, coins(0))
     np.testing.assert_array_equal(y, 2 * x)
     for row, user in enumerate([2, 0, 1, 3]):
       there = weights[row] > 0
@@ -44,14 +43,14 @@ def test_a_user_is_some_of_their_own_examples(ids):
 
 
 def test_a_sum_weighs_every_example_alike():
-  _, weights = of('sum').take(np.arange(4), 0)
+  _, weights = of('sum').take(np.arange(4), 0, coins(0))
   np.testing.assert_array_equal(weights, np.arange(4) < np.minimum(4, COUNTS)[:, np.newaxis])
 
 
 def test_examples_are_drawn_anew_but_for_a_seed_in_tests():
-  draw = lambda own, step: own.take(np.array([1]), step)[0][0].tolist()
-  assert draw(of(), 3) == draw(of(), 3)
-  draws = [str(draw(of(seed=None), 3)) for _ in range(8)] + [str(draw(of(), s)) for s in range(8)]
+  draw = lambda step, seed=0: of().take(np.array([1]), step, coins(seed))[0][0].tolist()
+  assert draw(3) == draw(3)
+  draws = [str(draw(3, None)) for _ in range(8)] + [str(draw(step)) for step in range(8)]
   assert len(set(draws)) > 8
 
 
@@ -82,8 +81,8 @@ def test_refusals(arguments, message):
 
 def test_what_is_taken_of_a_user_depends_on_no_other_user():
   ids = np.repeat(np.arange(4), 6)
-  records = users.Users(sources.of(np.arange(24.0)), ids, 2, seed=coins(3))
-  together, _ = records.take(np.array([0, 1, 2, 3]), 5)
+  records = users.Users(sources.of(np.arange(24.0)), ids, 2)
+  together, _ = records.take(np.array([0, 1, 2, 3]), 5, coins(3))
   for user in range(4):
-    alone, _ = records.take(np.array([user]), 5)
+    alone, _ = records.take(np.array([user]), 5, coins(3))
     np.testing.assert_array_equal(alone[0], together[user])

@@ -22,13 +22,13 @@ SCHEMES = [
     tfdp.sampling.Poisson(), tfdp.sampling.TruncatedPoisson(max_batch_size=13),
     tfdp.sampling.CyclicPoisson(cycle=2), tfdp.sampling.BallsInBins(cycle=4, draws=0),
     tfdp.sampling.MinSeparation(min_sep=2, draws=0), tfdp.sampling.FixedOrder(),
-    tfdp.sampling.RandomAllocation(cycle=4)]
+    tfdp.sampling.RandomAllocation(cycle=4), tfdp.sampling.PoissonExamples(examples_per_user=2)]
 
 
-def dealt(plan, drawn, start=0):
-  """What two workers get of one draw of the chief's."""
+def dealt(plan, drawn, start=0, count=2):
+  """What workers get of one draw of the chief's."""
   told = sampling_seed.for_workers(drawn.seed, lambda: drawn.draw(start))
-  both = [sampling_seed.ReceivedSeed(plan) for _ in range(2)]
+  both = [sampling_seed.ReceivedSeed(plan) for _ in range(count)]
   for one in both:
     one.receive(told)
   return both
@@ -39,14 +39,17 @@ def dealt(plan, drawn, start=0):
 def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
   if adjacency not in scheme.adjacencies:
     pytest.skip('the scheme has no such neighbours')
+  users = dict(users=np.arange(40) // 4) if scheme.by_example else {}
   plan = dataclasses.replace(
-      PLAN, sampling=scheme, adjacency=adjacency, population_is_public=True)
-  drawn = plan.batches((np.arange(1, 41), np.arange(1, 41)))
+      PLAN, sampling=scheme, adjacency=adjacency, population_is_public=True,
+      unit='user' if users else 'example')
+  # Each worker makes its own batches, and all take the seed of the first.
+  own = [plan.batches((np.arange(1, 41), np.arange(1, 41)), **users) for _ in range(3)]
+  rows = (workers.ReplicaRows(3, 0, 2), workers.ReplicaRows(3, 2, 1), workers.ReplicaRows())
   shares = [dataclasses.replace(
-      drawn, start_step=lambda: 0, seed=one, beside=True,
-      replica_rows=workers.ReplicaRows(3, first, here))
-            for one, first, here in zip(dealt(plan, drawn), (0, 2), (2, 1))]
-  first, second = (list(share.as_numpy_iterator()) for share in shares)
+      drawn, start_step=lambda: 0, seed=one, beside=True, replica_rows=rows)
+            for drawn, one, rows in zip(own, dealt(plan, own[0], count=3), rows)]
+  first, second, alone = (list(share.as_numpy_iterator()) for share in shares)
   assert (len(first), len(second)) == (10, 5)
   for step in range(5):
     parts = [*first[2 * step:2 * step + 2], second[step]]
@@ -54,6 +57,7 @@ def test_shares_are_disjoint_rows_of_one_batch(scheme, adjacency):
     there = np.concatenate([part[0] for part in parts])
     records = there[there > 0]
     assert len(set(records)) == len(records) and not np.any(there[len(records):])
+    np.testing.assert_array_equal(records, alone[step][0][alone[step][0] > 0])
     counted = [skipped(plan, step, part[-1]) for part in parts]
     assert tags.in_place(tf.constant(counted, tf.int64), several=True)
     assert not tags.in_place(tf.constant(counted, tf.int64), several=False)

@@ -426,6 +426,11 @@ _BY_FILE = {
         ('relations of others', 'if r is not _RELATION.ADD_OR_REMOVE_ONE),',
          'if r is _RELATION.ADD_OR_REMOVE_ONE),', 'Replacement accounted for as removal.', _LEDGER),
     ],
+    'tfdp_adaptive/batches/users.py': [
+        ('examples chosen by each worker', 'self._kept(seed.of_users())',
+         'self._kept(hash(seed) % 2**31)', 'An example would count once for each worker.',
+         'keras/replicas_test.py'),
+    ],
     'tfdp_adaptive/batches/sampling_seed.py': [
         ('fresh coins on resuming', 'self._read(start_step) if start_step else self._begin()',
          'self._begin()', 'Records would change their group in the middle of a run.',

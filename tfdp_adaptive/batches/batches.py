@@ -165,7 +165,7 @@ class Batches(passes.Lazy):
     for step, drawn in enumerate(self.draw(start), start):
       if self.log is not None:
         self.log.add(step, self.records, drawn)
-      used = self.records.used(drawn)
+      used = self.records.used(drawn, self.seed)
       rows = self.replica_rows.rows(padding.rows_for(self.plan, len(used), self.pad_to))
       for first in self.replica_rows.firsts(rows):
         yield self._batch(used[first:first + rows], rows, step, first)
@@ -181,7 +181,7 @@ class Batches(passes.Lazy):
     return (*data, sources.map_structure(lambda w: tags.write(w, numbers), weight))
 
   def _untagged(self, indices: np.ndarray, rows: int, step: int) -> Tuple[Any, ...]:
-    taken, used = self.records.take(indices, step)
+    taken, used = self.records.take(indices, step, self.seed)
     batch = padding.weighted(taken, used, self.class_weight)
     if self.views is not None:
       batch = self.views.of(batch, used.ndim)
@@ -273,7 +273,7 @@ def of_plan(plan: terms_lib.Terms, data: sources.Data, *, users: Optional[users_
   source = checked_source.CheckedSource(
       sources.of(data), changing, counts=plan.unit != 'user')
   run = sampling_seed.of(plan, coins)
-  records = users_lib.of(plan, source, run, users, examples_per_user, record)
+  records = users_lib.of(plan, source, users, examples_per_user, record)
   log = None if digests_to is None else digests.Log(digests_to, run, plan, len(records))
   result = Batches(plan, records, run, start_step, pad_to, log=log,
                    views=views_lib.of(source, augment, views))

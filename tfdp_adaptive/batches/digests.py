@@ -47,7 +47,7 @@ class Log:
 
   def add(self, step: int, records: Any, numbers: np.ndarray) -> None:
     """Writes the line of a batch of records with these numbers."""
-    self.write(step, records.take(numbers, step)[0])
+    self.write(step, records.take(numbers, step, self._seed)[0])
 
   def write(self, step: int, taken: sources.Nest) -> None:
     """Writes the line of a batch of these records."""

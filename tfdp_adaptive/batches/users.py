@@ -61,13 +61,15 @@ class Examples:
       return sources.fingerprint(np.array(n))  # They are augmented where they are read.
     return sources.fingerprint((np.array(n), taken))
 
-  def used(self, indices: np.ndarray) -> np.ndarray:
-    """Returns the drawn records that a step uses."""
+  def used(self, indices: np.ndarray, seed: sampling_seed.SamplingSeed) -> np.ndarray:
+    """Returns the drawn records that a step of a run with this seed uses."""
+    del seed
     return indices
 
-  def take(self, indices: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
+  def take(self, indices: np.ndarray, step: int,
+           seed: sampling_seed.SamplingSeed) -> Tuple[Any, np.ndarray]:
     """Returns `(nest of [n, ...], weights [n])`."""
-    del step
+    del step, seed
     return self.source.take(indices), np.ones(len(indices), np.float32)
 
 
@@ -79,12 +81,10 @@ class Users(Examples):
     ids: [n] integers or strings, the user of each example.
     examples_per_user: m, the largest number of examples of a user in a step.
     record: 'mean' or 'sum' of a user's examples, which is then clipped.
-    seed: The seed of the run, by which it chooses the examples.
   """
 
-  def __init__(
-      self, examples: sources.Source, ids: IdsLike, examples_per_user: int, record: str = 'mean',
-      *, seed: sampling_seed.SamplingSeed) -> None:
+  def __init__(self, examples: sources.Source, ids: IdsLike, examples_per_user: int,
+               record: str = 'mean') -> None:
     super().__init__(examples)
     checks.whole(examples_per_user=examples_per_user)
     checks.one_of(RECORDS, record=record)
@@ -92,7 +92,7 @@ class Users(Examples):
     self._ids, user_of, counts = np.unique(ids, return_inverse=True, return_counts=True)
     self._of_user = np.argsort(user_of, kind='stable')
     self._first = np.concatenate([[0], np.cumsum(counts)])
-    self._most, self._record, self._seed = int(examples_per_user), record, seed
+    self._most, self._record = int(examples_per_user), record
 
   def __len__(self) -> int:
     return len(self._first) - 1
@@ -101,14 +101,15 @@ class Users(Examples):
     """Returns a SECRET digest of the users' ids, in order."""
     return sources.fingerprint(self._ids)
 
-  def take(self, users: np.ndarray, step: int) -> Tuple[Any, np.ndarray]:
-    """Returns `(nest of [users, m, ...], weights [users, m])`."""
+  def take(self, users: np.ndarray, step: int,
+           seed: sampling_seed.SamplingSeed) -> Tuple[Any, np.ndarray]:
+    """Returns `(nest of [users, m, ...], weights [users, m])`; the seed chooses the examples."""
     numbers = np.zeros([len(users), self._most], np.int64)
     weights = np.full([len(users), self._most], padding.EMPTY)
     for row, user in enumerate(users):
       own = self._of_user[self._first[user]:self._first[user + 1]]
       if len(own) > self._most:
-        rng = np.random.default_rng([self._seed.of_users(), step, int(user)])  # No other user's.
+        rng = np.random.default_rng([seed.of_users(), step, int(user)])  # No other user's.
         own = rng.permutation(own)[:self._most]
       numbers[row] = own[0]
       numbers[row, :len(own)] = own
@@ -125,24 +126,22 @@ class OwnedExamples(Examples):
     examples: A `Source`.
     owners: [n] ids, or [n, owners] ids with -1 for none.
     most: The largest number of examples of a user.
-    seed: The seed of the run, by which it chooses the examples.
   """
 
-  def __init__(self, examples: sources.Source, owners: IdsLike, most: int,
-               seed: sampling_seed.SamplingSeed) -> None:
+  def __init__(self, examples: sources.Source, owners: IdsLike, most: int) -> None:
     super().__init__(examples)
     ids = checks.rectangular(owners, '`users` must be [n] or [n, owners] ids.')
     if ids.ndim != 2 or len(ids) != len(examples):
       ids = checked(owners, len(examples))
-    self._used = functools.lru_cache(1)(lambda: poisson.kept(
-        ids, most, np.random.default_rng(seed.of_users())))
+    self._kept = functools.lru_cache(1)(lambda of_users: poisson.kept(
+        ids, most, np.random.default_rng(of_users)))
 
-  def used(self, indices: np.ndarray) -> np.ndarray:
-    return indices[self._used()[indices]]
+  def used(self, indices: np.ndarray, seed: sampling_seed.SamplingSeed) -> np.ndarray:
+    return indices[self._kept(seed.of_users())[indices]]
 
 
-def of(plan: terms_lib.Terms, examples: sources.Source, seed: sampling_seed.SamplingSeed,
-       users: Optional[IdsLike], examples_per_user: Optional[int], record: str) -> Examples:
+def of(plan: terms_lib.Terms, examples: sources.Source, users: Optional[IdsLike],
+       examples_per_user: Optional[int], record: str) -> Examples:
   """Returns the records of a plan; see `batches.of_plan`."""
   if plan.sampling.by_example:
     if users is None or examples_per_user not in (None, plan.sampling.examples_per_user):
@@ -150,7 +149,7 @@ def of(plan: terms_lib.Terms, examples: sources.Source, seed: sampling_seed.Samp
           'A plan that samples the examples of users needs to know whose each one is: '
           '`plan.batches(data, users=ids)`, with as many of a user as its sampling says. Received: '
           f'users of type {type(users).__name__}, examples_per_user={examples_per_user!r}.')
-    return OwnedExamples(examples, users, plan.sampling.examples_per_user, seed)
+    return OwnedExamples(examples, users, plan.sampling.examples_per_user)
   if plan.unit == 'user' and (users is None or examples_per_user is None):
     raise ValueError(
         'A plan with unit="user" needs to know whose each example is, and how many of a user a '
@@ -165,4 +164,4 @@ def of(plan: terms_lib.Terms, examples: sources.Source, seed: sampling_seed.Samp
         'population_size the number of users.')
   if users is None or examples_per_user is None:
     return Examples(examples)
-  return Users(examples, users, examples_per_user, record, seed=seed)
+  return Users(examples, users, examples_per_user, record)
