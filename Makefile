@@ -9,7 +9,7 @@
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
 # make test-fast PYTHON=python3.12    the part of the tests that notices another Python
 # make test-engines    run what proves most of the tests of Flower and Ray, for some minutes
-# make ci    lint, docs, test, test-fast on newer Pythons, test-engines, test-rest for 150 s a stack
+# make ci    lint, docs, test, test-fast on a newer Python, test-engines, test-rest for 150 s a stack
 # make lint    check style, imports, types and the subjects of the last 50 commits
 # make docs    build the pages into build/site
 # make wheel   build the wheel and the source distribution into dist, and check what an index reads
@@ -57,7 +57,7 @@ FAST = tests/build_deps_test.py tests/documents_test.py tests/layers_test.py \
   tests/mechanisms/storage_test.py tests/packaging_test.py tests/privacy/plan_test.py \
   tests/public_names_test.py tests/rules/rules_contract_test.py
 
-.PHONY: help demo wheel test test-federated test-current test-rest test-peers test-some-of-rest test-changed mutants test-fast test-newer ci lint docs notebooks recipes bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray test-engines test-sign
+.PHONY: help demo wheel test test-federated test-current test-rest test-peers test-some-of-rest test-changed mutants test-fast test-newer test-a-newer ci lint docs notebooks recipes bench bench-clipping bench-users bench-edges bench-federated bench-peers audit-table accounting-table independence-table lock test-flower test-ray test-engines test-sign
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -101,8 +101,9 @@ mutants: $(FULL)/installed $(CURRENT)/installed
 test-fast: $(CURRENT)/installed
 	$(RUN) $(CURRENT)/bin/python $(PYTEST) $(FAST)
 
+NEWER = 3.12 3.13
 test-newer:
-	@status=0; for version in 3.12 3.13; do \
+	@status=0; for version in $(NEWER); do \
 	  found=; for python in python$$version $$(pyenv root 2>/dev/null)/versions/$$version.*/bin/python; do \
 	    if $$python -c "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$$version')" \
 	      >/dev/null 2>&1; then found=$$python; break; fi; done; \
@@ -110,7 +111,11 @@ test-newer:
 	  else echo "Skipped: no Python $$version with venv and ensurepip is installed here."; fi; \
 	done; exit $$status
 
-ci: lint docs test test-newer test-engines test-some-of-rest
+# The newer Pythons take turns, by the number of commits.
+test-a-newer:
+	$(MAKE) NEWER=3.1$$((2 + $(or $(COMMITS),0) % 2)) test-newer
+
+ci: lint docs test test-a-newer test-engines test-some-of-rest
 
 # On a fast machine, all of it.
 test-some-of-rest:
