@@ -63,6 +63,22 @@ def test_targets_without_the_last_axis_are_matched_as_keras_does():
   np.testing.assert_allclose(values, (outputs[:, 0] - y)**2, rtol=1e-5)
 
 
+@pytest.mark.skipif(not compat.KERAS_3, reason='a name of Keras 3')
+@pytest.mark.parametrize('targets, size, name', [
+    ([4, 1], 1, 'binary_crossentropy'), ([4], 1, 'binary_crossentropy'),
+    ([4], 3, 'sparse_categorical_crossentropy'), ([4, 1], 3, 'sparse_categorical_crossentropy'),
+    ([4, 3], 3, 'categorical_crossentropy')])
+def test_shapes_choose_the_cross_entropy(targets, size, name):
+  y = (np.arange(np.prod(targets)) % 2).reshape(targets).astype('float32')
+  outputs = tf.nn.softmax(np.arange(4.0 * size).reshape(4, size).astype('float32') % 5
+                          ) if size > 1 else tf.constant([[.1], [.3], [.4], [.9]])
+  want = losses.ExampleLoss(name)(y, outputs)
+  for given in ('crossentropy', 'CE'):
+    np.testing.assert_array_equal(losses.ExampleLoss(given)(y, outputs), want)
+  two = losses.ExampleLoss({'a': 'mse', 'b': 'ce'}, None, ['a', 'b'])
+  np.testing.assert_allclose(two([outputs, y], [outputs, outputs]), want, rtol=1e-6)
+
+
 def test_several_outputs_with_weights_by_list_and_by_name():
   outputs = {'a': tf.constant(VALUES), 'b': tf.constant(PROBABILITIES)}
   y = {'a': np.zeros_like(VALUES), 'b': RNG.integers(0, K, N)}

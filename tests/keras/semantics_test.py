@@ -45,6 +45,11 @@ def mse(reduction):
   return keras.losses.MeanSquaredError(reduction=names[reduction])
 
 
+def inner_heads():
+  i = keras.Input([4])
+  return keras.Model(i, [[L.Dense(1)(i), L.Dense(1)(i)], L.Dense(1)(i)])
+
+
 ENTROPY = lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 WEIGHT = np.array([0, 0.5, 2, 0, 1, 1, 0.25, 3], 'float32')
 CASES = {
@@ -62,6 +67,8 @@ CASES = {
     'one loss for two': (two_heads, (X, [Y, -Y]), dict(loss='mse')),
     'names': (named_heads, (X, {'a': Y, 'b': -Y}), dict(
         loss={'a': 'mse', 'b': 'mae'}, metrics={'b': ['mse']})),
+    'a list of one': (two_heads, (X, [Y, -Y]), dict(
+        loss=['mse', ['mae']], loss_weights=[0.5, 2.0])),
     'sums of heads': (two_heads, (X, [Y, -Y]), dict(loss=lambda: [mse('sum'), mse('mean')])),
 }
 
@@ -94,6 +101,19 @@ def test_fit_and_evaluate_report_what_keras_reports(name):
     if key == 'loss' and name == 'masked':
       continue  # Keras divides by the tokens of the batch, a private loss by those of an example.
     np.testing.assert_allclose(got[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.skipif(not compat.KERAS_3, reason='losses of several outputs are of Keras 3')
+@pytest.mark.parametrize('loss', [[['mse', 'mae'], 'mse'], [['mse', ['mae']], ['mse']]], ids=str)
+def test_lists_of_losses_within_lists(loss):
+  plain, y = inner_heads(), [[Y, -Y], 2 * Y]
+  private = tfdp.make_private(keras.models.clone_model(plain))
+  private.set_weights(plain.get_weights())
+  plain.compile('sgd', loss)
+  private.compile(still(), loss)
+  want = plain.evaluate(X, y, verbose=0, return_dict=True)['loss']
+  np.testing.assert_allclose(
+      private.fit(X, y, batch_size=N, verbose=0).history['loss'], [want], rtol=1e-5)
 
 
 def test_padding_of_a_plan_counts_in_no_metric():

@@ -143,8 +143,8 @@ def insert(
 def loss_scores(
     model: compat.Model, x: Any, y: np.ndarray, before: Optional[np.ndarray] = None) -> np.ndarray:
   """Returns minus the loss of every record, [n], less the scores `before` if given."""
-  loss = model.loss if callable(model.loss) else compat.keras.losses.get(model.loss)
   outputs = model.predict(x, verbose=0)
+  loss = model.loss if callable(model.loss) else compat.named_loss(model.loss, y, outputs)
   values = np.asarray(getattr(loss, 'call', loss)(np.asarray(y), outputs))
   scores = -values.reshape(len(values), -1).mean(axis=1)
   return scores if before is None else scores - before

@@ -111,6 +111,8 @@ class ExampleLoss:
           raise ValueError(
               'Every example needs a target. Received: none. Feed pairs such as `(x, y)`, or '
               '`(x, x)` for a model that reproduces its input.')
+        if isinstance(one, str):
+          one = compat.named_loss(one, tf.convert_to_tensor(target), output)
         yield Part(name, _example_values(one, target, output, sw, self._inspect), weight,
                    _reduction(one) == 'sum')
 
@@ -371,7 +373,7 @@ def _spread(
       raise ValueError(f'`{what}` must name model outputs {known}. Received: {sorted(unknown)}.')
     value = [next((value[name] for name in alternatives if name in value), None)
              for alternatives in names]
-  entries = [tf.keras.losses.get(v) if isinstance(v, str) else v for v in _entries(value)]
+  entries = [compat.named_loss(v) if isinstance(v, str) else v for v in _entries(value)]
   return entries * len(names) if len(entries) == 1 and not once else entries
 
 

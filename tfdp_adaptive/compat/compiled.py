@@ -21,6 +21,20 @@ def has_own_call(loss: stack.Loss) -> bool:
   return isinstance(loss, own) and type(loss).__call__ is not own.__call__
 
 
+def named_loss(name: str, target: Any = None, output: Any = None) -> stack.Loss:
+  """Returns Keras' loss of a name.
+
+  Keras 3 chooses the cross entropy by the shapes of targets and outputs: without them the name of
+  such a loss is returned.
+  """
+  if not stack.KERAS_3 or name.lower() not in ('crossentropy', 'ce'):
+    return stack.keras.losses.get(name)
+  if output is None:
+    return name
+  lib: Any = importlib.import_module(f'{stack.PRIVATE}.trainers.compile_utils')
+  return lib.get_loss(name, target, output).fn
+
+
 def loss_of_batch(
     loss: stack.Loss, target: tf.Tensor, output: tf.Tensor,
     sample_weight: Optional[tf.Tensor] = None) -> tf.Tensor:

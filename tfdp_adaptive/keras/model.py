@@ -103,7 +103,8 @@ class DPModel(_Mixin):
     AUDITED.discard(self)
     self._public_penalty, self.example_views = public_penalty, views
     self._compares = compare_first_step
-    self._compiled_loss_arguments = (loss, loss_weights)
+    # Keras would make other lists of the lists of an attribute, and reads those otherwise.
+    object.__setattr__(self, '_compiled_loss_arguments', (loss, loss_weights))
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     self.has_own_metrics = any(map(
         disclosures.is_own, tf.nest.flatten((metrics, weighted_metrics))))
