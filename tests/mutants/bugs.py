@@ -430,6 +430,11 @@ _BY_FILE = {
         ('examples chosen by each worker', 'self._kept(seed.of_users())',
          'self._kept(hash(seed) % 2**31)', 'An example would count once for each worker.',
          'keras/replicas_test.py'),
+        ('always the first examples', 'own = rng.permutation(own)[:self._most]',
+         'own = own[:self._most]', 'The rest of a user would never be used.',
+         'batches/users_of_examples_test.py'),
+        ('sums for means', "1 if self._record == 'sum' else 1 / len(own)", '1',
+         'A user is the mean of its examples.', 'batches/users_of_examples_test.py'),
     ],
     'tfdp_adaptive/batches/sampling_seed.py': [
         ('fresh coins on resuming', 'self._read(start_step) if start_step else self._begin()',
@@ -522,13 +527,6 @@ _BY_FILE = {
     'tfdp_adaptive/batches/padding.py': [
         ('padding that is counted', 'value[...] = empty', 'value[...] = 0',
          'Metrics count rows of padding as records of weight zero.', 'keras/semantics_test.py'),
-    ],
-    'tfdp_adaptive/batches/users.py': [
-        ('always the first examples', 'own = rng.permutation(own)[:self._most]',
-         'own = own[:self._most]', 'The rest of a user would never be used.',
-         'batches/users_of_examples_test.py'),
-        ('sums for means', "1 if self._record == 'sum' else 1 / len(own)", '1',
-         'A user is the mean of its examples.', 'batches/users_of_examples_test.py'),
     ],
     'tfdp_adaptive/batches/digests.py': [
         ('digests of guessed records', "f'tfdp_adaptive.records {key}'", "'tfdp_adaptive.records'",
