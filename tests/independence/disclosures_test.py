@@ -204,6 +204,60 @@ def test_numbers_that_a_graph_holds_are_found_however_python_made_them(tmp_path,
       [ord(letter) for letter in LETTERS['few']]))
 
 
+class Centred(keras.layers.Layer):
+  """Subtracts a number that it holds, and holds another one that nothing uses."""
+
+  def __init__(self, held):
+    super().__init__()
+    self.held, self.unused = held, 0.125
+
+  def build(self, shape):
+    self.built = True
+
+  def call(self, x):
+    return self.moved(x)
+
+  def moved(self, x, training=False):
+    return x - self.held
+
+
+class CentredInAGraph(Centred):
+
+  @tf.function
+  def call(self, x):
+    return x - self.held
+
+
+@pytest.mark.both_stacks
+@pytest.mark.pitfall(
+    'A layer of your own holds a number that was computed from private data, such as their mean.',
+    severity='high', stops='the statement lists the numbers that layers of your own use')
+def test_numbers_that_a_layer_of_ones_own_uses_are_named():
+  rng = np.random.default_rng(0)
+  x, y = rng.normal(size=[8, 2]).astype('float32'), np.ones([8, 1], 'float32')
+
+  def said(*layers):
+    model = tfdp.make_private(keras.Sequential([keras.Input([2]), *layers, keras.layers.Dense(1)]))
+    model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=0.0, batch_size=8), 'mse')
+    model.train_on_batch(x, y)
+    return model.optimizer.statement()
+
+  mean = float(x.mean())
+  for held in (mean, x.mean(), tf.constant(mean)):
+    assert f'Layers that are not of Keras hold the numbers [{mean}]. If' in said(Centred(held))
+  assert f'hold the numbers [{mean}, 2]' in said(CentredInAGraph(mean), Centred(2))
+  assert 'hold the numbers' not in said(
+      keras.layers.Dropout(0.5), keras.layers.LeakyReLU(), keras.layers.Rescaling(0.25))
+
+
+def test_many_numbers_of_layers_are_counted():
+  said = lambda held: ' '.join(disclosures.sentences(keras.Sequential(
+      [Centred(held)]), constants.Held([], ())))
+  assert '[0, 1, 2, 3, 4, 5, 6, 7] and 32 more. If' in said(list(range(40)))
+  assert '[0, 1, 2, 3, 4, 5, 6, 7]. If' in said(list(range(8)))
+  assert 'refer to more than 10000 objects. If' in said({str(i): [i] for i in range(20_000)})
+
+
 def test_a_number_with_which_weights_begin_is_named():
   said = lambda value: ' '.join(disclosures.sentences(keras.Sequential([
       keras.Input([2]), keras.layers.Dense(
@@ -277,6 +331,13 @@ def test_methods_that_call_one_another_end(kind):
   found = disclosures.find(kind(0.25))
   assert found.numbers and set(found.numbers) == {0.25} and not found.arrays
   assert len(disclosures.find(kind(GLOBAL)).arrays) == 1
+
+
+def test_a_method_that_tf_function_wraps():
+  holder = type('Holder', (), {'__call__': tf.function(lambda self, w: w * self.held)})()
+  holder.held, holder.unused = GLOBAL, np.arange(9.0)
+  assert len(disclosures.find(holder.__call__).arrays) == 1
+  assert len(disclosures.find(holder).arrays) == 1
 
 
 def test_a_method_that_only_super_finds():

@@ -126,8 +126,9 @@ def _brought(one: object) -> Iterator[Any]:
     yield from (one.keys(), one.values())
   elif isinstance(one, functools.partial):
     yield from (one.func, one.args, one.keywords)
-  elif inspect.ismethod(one):
-    yield from _of_function(one.__func__, [one.__self__])
+  elif inspect.ismethod(one):  # Of a weak reference, if `tf.function` wraps it.
+    owner = getattr(one.__self__, 'weakrefself_target__', lambda: one.__self__)
+    yield from _of_function(one.__func__, [owner()])
   elif inspect.isfunction(one):
     yield from _of_function(one, [])
   elif isinstance(one, (type, types.ModuleType)):
@@ -139,7 +140,9 @@ def _brought(one: object) -> Iterator[Any]:
       yield getattr(one, '_fn_kwargs', None)
   else:
     yield getattr(one, '__wrapped__', None)  # Of a cache of results.
-    yield from (getattr(one, name) for name in _CALLS if inspect.ismethod(getattr(one, name, None)))
+    calls = [getattr(one, name, None) for name in _CALLS]
+    yield from (call for call in calls if inspect.ismethod(call) or hasattr(
+        call, 'python_function'))  # Of `tf.function`.
 
 
 def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
@@ -232,7 +235,7 @@ def sentences(
     numbers: Plain numbers of its loss, penalties, constraints and schedule.
     covered: Whether the cost of a layer's adaptation is in the ledger.
   """
-  yield from _about(numbers)
+  yield from _about('Functions', numbers)
   shapes = _shapes(model, held)
   if held.tables:
     yield f'Layers read {held.tables} lookup tables that are no weights; they are taken as public.'
@@ -241,11 +244,17 @@ def sentences(
            'bring cannot be seen, and are taken as public.')
   if shapes:
     yield (f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as public.')
-  found = find(*(layer.function for layer in compat.all_layers(model)
-                          if hasattr(layer, 'function')))  # `Lambda`s.
-  yield from _about(found.numbers + [
-      np.asarray(one).item() for one in found.arrays
-      if shape(one) == () and np.asarray(one).dtype.kind in 'fiub'])
+  layers = compat.all_layers(model)
+  yield from _about('Functions', _numbers_of(*(
+      layer.function for layer in layers if hasattr(layer, 'function'))))  # `Lambda`s.
+  try:
+    used = _numbers_of(*(
+        layer.call for layer in layers if hasattr(layer, 'call') and is_own(layer.call)))
+    # Most booleans are defaults such as `training=False`.
+    yield from _about('Layers', [one for one in used if not isinstance(one, bool)])
+  except errors.PrivacyError:
+    yield (f'Layers that are not of Keras refer to more than {_MOST} objects. If these were '
+           'computed from private data, no epsilon covers them.')
   # Such as the logarithm of the labels' frequencies, as a bias.
   begun_with = sorted({float(one.value) for layer in compat.all_layers(model)
                          for one in compat.initializers(layer)
@@ -275,11 +284,21 @@ def _shapes(model: compat.Model, held: constants.Held) -> List[Any]:
       if np.ndim(value)]
 
 
-def _about(numbers: Sequence[float]) -> Iterator[str]:
+def _numbers_of(*functions: Any) -> List[Any]:
+  """Returns the single numbers that functions refer to, arrays without axes among them."""
+  found = find(*functions)
+  return found.numbers + [np.asarray(one).item() for one in found.arrays
+                          if shape(one) == () and np.asarray(one).dtype.kind in 'fiub']
+
+
+def _about(holders: str, numbers: Sequence[float]) -> Iterator[str]:
   """Yields a sentence about numbers that may be settings or may be computed from data."""
-  if numbers:
-    yield (f'Functions that are not of Keras hold the numbers {sorted(set(numbers))[:_LISTED]}. If '
-           'these were computed from private data, no epsilon covers them.')
+  distinct = sorted(set(numbers))
+  if distinct:
+    more = len(distinct) - _LISTED
+    yield (f'{holders} that are not of Keras hold the numbers {distinct[:_LISTED]}'
+           f'{f" and {more} more" if more > 0 else ""}. If these were computed from private data, '
+           'no epsilon covers them.')
 
 
 def _adapted(layers: Sequence[Any], covered: Callable[[Any], bool]) -> Iterator[str]:
