@@ -36,6 +36,54 @@ def experiment():
   return made
 
 
+class Critic(keras.Model):
+  """Scores whose norm of the gradient by the input is the output."""
+
+  def __init__(self):
+    super().__init__()
+    self.hidden, self.score = layers.Dense(4, activation='tanh'), layers.Dense(1)
+
+  def call(self, z, training=None):
+    with tf.GradientTape() as tape:
+      tape.watch(z)
+      score = self.score(self.hidden(z))
+    return score + tf.reduce_sum(tape.gradient(score, z)**2, -1, keepdims=True)
+
+
+def made_of(model, loss):
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=[40, 3]).astype(np.float32)
+  model(x[:2])
+  plan = tfdp.PrivacyPlan(
+      population_size=1000, batch_size=100, steps=200, l2_norm_clip=1.0, noise_multiplier=2.0,
+      target_delta=1e-5)
+  return x, experiment_lib.Experiment(
+      model, [], loss, (), x, x[:, :1], [plan], 0, settings_lib.Clock(1e6, 0))
+
+
+@pytest.mark.both_stacks
+def test_trials_of_a_gradient_inside_call_take_the_gradients_of_a_tape():
+  model = Critic()
+  x, made = made_of(model, 'mse')
+  assert 'DPKFC' not in made.trial.rules
+  norms = made.trial.norms(
+      tf.constant(x), tf.constant(x[:, :1]), made.trial.start, 'DPSGD')
+  for i in range(3):
+    with tf.GradientTape() as tape:
+      value = tf.reduce_mean((model(tf.constant(x[i:i + 1]), training=True) - x[i, 0])**2)
+    gradients = tape.gradient(value, [compat.raw_variable(v) for v in model.trainable_variables])
+    np.testing.assert_allclose(
+        norms[i], np.linalg.norm(np.concatenate([np.ravel(g) for g in gradients if g is not None])),
+        rtol=1e-4)
+
+
+def test_trials_of_a_loss_that_a_private_step_would_refuse_warn_of_it():
+  in_graphs = lambda y, output: tf.reduce_sum((output - y)**2, -1) * (
+      1.0 if tf.executing_eagerly() else 2.0)
+  with pytest.warns(tfdp.Caution, match='What `recommend` tries .* must compute what Keras'):
+    made_of(keras.Sequential([layers.Input([3]), layers.Dense(1)]), in_graphs)
+
+
 def test_a_part_of_what_overfitting_adds_is_not_charged(experiment):
   setting = settings_lib.Setting()
   seen, unseen = experiment.rows(1, setting.start), experiment._parts[1]

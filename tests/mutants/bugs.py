@@ -524,6 +524,11 @@ _BY_FILE = {
          'Data that a penalty reads from a file reach the weights unclipped.',
          'independence/disclosures_test.py'),
     ],
+    'tfdp_adaptive/advice/experiment.py': [
+        ('trials are not compared', 'trial.compare(x, self.y)', 'pass',
+         'Settings would be chosen by other gradients than those of the steps.',
+         'advice/experiment_test.py'),
+    ],
     'tfdp_adaptive/advice/search.py': [
         ('no time for the public examples', 'self._clock.allow(math.inf)',
          'self._clock.allow(_SEARCH)',

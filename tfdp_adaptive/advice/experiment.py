@@ -103,6 +103,7 @@ class Experiment:
   def _trial_of(self, model: compat.Model, x: Tree) -> trial_lib.Trial:
     """Returns a trial with the rules to try by the names of their optimizers."""
     trial = trial_lib.Trial(model, self._loss, {_PLAIN: rules.dp_sgd(), 'DPKFC': rules.dp_kfc()})
+    trial.compare(x, self.y)
     coordinate = self._typical_norm(trial, x, np.arange(self.count), trial.start, _PLAIN
                                     ) / math.sqrt(trial.size)
     trial.coordinate = coordinate

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
+from tfdp_adaptive import errors
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import trees
@@ -22,6 +23,7 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
 from tfdp_adaptive.clipping import public as public_lib
+from tfdp_adaptive.keras import first_step
 from tfdp_adaptive.trees import Scalar
 from tfdp_adaptive.trees import Tree
 
@@ -81,6 +83,7 @@ class Trial:
                batch_size: int = BATCH) -> None:
     self.model, self.rules, self.batch_size = model, rules, batch_size
     self.loss = losses_lib.ExampleLoss(loss, None, compat.output_names(model))
+    self._compiled = loss, None  # With no loss weights.
     self.variables = model.trainable_variables
     self.specs = [trees.wide_spec(tf.TensorSpec(v.shape, tf.as_dtype(v.dtype)))
                   for v in self.variables]
@@ -91,6 +94,18 @@ class Trial:
     self._before = [(v, v.numpy()) for v in model.variables]
     self._traced: Dict[Tuple[str, str], Callable[..., Tree]] = {}
     self._look = tf.function(self._outputs_and_losses, reduce_retracing=True)
+
+  def compare(self, x: Tree, y: Tree) -> None:
+    """Compares loss and gradients with Keras' own, as the first step of a `DPModel` does.
+
+    Trials are on public examples: where a private model would be refused, there is a warning.
+    """
+    specs = trees.map(lambda t: tf.TensorSpec([None, *t.shape[1:]], tf.as_dtype(t.dtype)), (x, y))
+    try:
+      first_step.check(
+          self.model, self.loss, self._compiled, (*specs, ()), (contract.Ask(),))
+    except errors.PrivacyError as error:
+      errors.caution(f'What `recommend` tries may not be what the model trains on. {error}')
 
   def restore(self) -> None:
     for variable, value in self._before:

@@ -30,20 +30,20 @@ Results = List[Tuple[float, np.ndarray]]  # Loss and gradient of each example.
 
 
 def check(model: compat.Model, loss: interface.Loss, compiled: Tuple[Any, Any], specs: trees.Tree,
-          asks: Tuple[contract.Ask, ...]) -> None:
+          asks: Tuple[contract.Ask, ...], engine: str = 'auto') -> None:
   """Raises `PrivacyError` where a step would not compute what Keras computes.
 
   If the default engine's book-keeping is wrong and the gradient of a whole model is right, the
   model goes to the slower engine from now on.
 
   Args:
-    model: A built and validated `DPModel`.
+    model: A built and validated model.
     loss: Its `ExampleLoss`.
     compiled: Loss and loss weights, as given to `compile`.
     specs: `(x, y, sample_weight)` of a batch.
     asks: The rule's asks.
+    engine: The engine of the steps, as in `Performance`.
   """
-  engine = model.optimizer.performance.engine
   state = [(v, tf.convert_to_tensor(v)) for v in model.non_trainable_variables
            if hasattr(v, 'assign') and not tf.as_dtype(v.dtype).is_floating]
   rounding = _COARSE if any(getattr(layer, 'compute_dtype', '') in ('float16', 'bfloat16')

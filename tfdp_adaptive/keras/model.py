@@ -278,7 +278,7 @@ class DPModel(_Mixin):
       return
     self.batch_kinds.compared.add(str(specs))
     validation.on_a_thread(first_step.check, self, loss, self._compiled_loss_arguments, specs,
-                           self.optimizer.rule.asks)
+                           self.optimizer.rule.asks, self.optimizer.performance.engine)
 
   @tf.autograph.experimental.do_not_convert
   def _build_for(self, x: trees.Tree) -> None:
