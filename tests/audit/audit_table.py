@@ -50,8 +50,9 @@ that the plan needs for the claim at delta = {delta:g}.
   well, and the larger bound counts.
 * **estimate** is the epsilon that the canaries' scores suggest if they are normal. It proves
   nothing.
-* **refuted** says whether the claim is refuted: by one of these numbers, by the distribution of the
-  batches, or by a step that wrote more about its batch into weights or state than its releases.
+* **refuted** says whether the claim is refuted. Three things can refute it: one of these numbers,
+  the distribution of the batches, or a step that writes more about its batch into weights or state
+  than it releases.
 * **bugs** has the numbers of bugs that were caught and planted. They are planted into the real
   code, one at a time.
 * **seconds** is the time on one core to audit the class. The first class of a process takes about
