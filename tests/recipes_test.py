@@ -67,6 +67,13 @@ def test_private_training_is_worth_it(path):
   assert max(sign * value for value in private) > max(sign * value for value in public)
 
 
+@pytest.mark.parametrize('path', RECIPES, ids=lambda path: path.stem)
+def test_recipe_took_less_than_five_minutes(path):
+  printed = (RESULTS / f'{path.stem}.txt').read_text(encoding='utf-8')
+  (seconds,) = re.findall(r'^Processor time: (\d+) s\.$', printed, re.M)
+  assert int(seconds) < 300
+
+
 def test_the_list_of_recipes_names_all():
   listed = re.findall(r'examples/recipes/(\w+)\.py', (ROOT / 'docs' / 'recipes.md').read_text())
   assert sorted(listed) == [path.stem for path in RECIPES]
