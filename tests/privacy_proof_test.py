@@ -16,8 +16,6 @@ NOISE = {
         'noise.blt.buffered.advance',
         'noise.regenerated._regenerated.advance.term', 'noise.tree.online.advance.draw'},
     'the noise of everything a rule sees': {'privatizer.Privatizer.draw'},
-    'sums for aggregators of other libraries': {
-        'queries.mechanism_sum.MechanismSumQuery.get_noised_result'},
     'estimates before training, with their own cost': {
         'estimates.adaptation._moments', 'estimates.moments._noised',
         'estimates.stddevs.private_stddevs',

@@ -188,10 +188,15 @@ class Privatizer:
           f'{self.noise_multiplier}, batch_size={self.batch_size}. Scale the loss, and the clip '
           'norm with it.')
 
-  def init(self) -> State:
-    """Returns a fresh SECRET state, whose key is drawn when this runs, not when it is traced."""
+  def init(self, key: Optional[tf.Tensor] = None) -> State:
+    """Returns a fresh SECRET state.
+
+    Args:
+      key: The key of an earlier state, to go on with its chain of keys. By default a key is drawn
+        when this runs, not when it is traced.
+    """
     secret = tuple(ask.second.init(self.specs) if ask.second else () for ask in self._asks)
-    return State(self._noise.init(self._release_specs), secret)
+    return State(self._noise.init(self._release_specs, key), secret)
 
   def resolve(self, queries: contract.Queries) -> Tuple[tf.Tensor, ...]:
     """Returns the absolute clip norm of every query, [] each, in scaled units."""

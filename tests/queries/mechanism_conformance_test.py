@@ -39,9 +39,6 @@ class ConstantNodes(queries.MechanismSumQuery):
     super().__init__(*args, **kwargs)
     self._value = value
 
-  def initial_global_state(self):
-    return super().initial_global_state()._replace(stddev=tf.constant(1.0))
-
   def get_noised_result(self, sample_state, global_state):
     constant = lambda key, flat: tuple(tf.fill(s.shape, tf.cast(self._value, s.dtype))
                                        for s in flat)
@@ -64,7 +61,7 @@ def tree_query(cumulative):
     if any(tf.size(value) > 1 and tf.math.reduce_std(value) > 0 for value in values):
       return queries.MechanismSumQuery(*arguments, NODE_STD / clip_value, cumulative=cumulative)
     return ConstantNodes(
-        *arguments, 1.0, cumulative=cumulative, value=tf.reshape(values[0], [-1])[0])
+        *arguments, 1.0 / clip_value, cumulative=cumulative, value=tf.reshape(values[0], [-1])[0])
 
   def build_l2_gaussian_query(clip_norm, noise_multiplier, record_specs, noise_seed=None,
                               use_efficient=True):

@@ -5,10 +5,8 @@ import collections
 from typing import Any, NamedTuple, Optional, Tuple
 
 import dp_accounting
-import numpy as np
 import tensorflow as tf
 
-from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
@@ -17,7 +15,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.noise import keys
 from tfdp_adaptive.queries import sums
 
 
@@ -41,7 +38,7 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
   Args:
     record_specs: Tree of `tf.TensorSpec` like a record.
     mechanism: A `tfdp.mechanisms.Mechanism`.
-    l2_norm_clip: Clip norm of a record.
+    l2_norm_clip: Clip norm of a record, > 0.
     noise_multiplier: Standard deviation of Z in clip norms; 0 means no privacy.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
     clipping: The clipping method: `tfdp.clipping.Hard()` (the default), `AutoS()` and the
@@ -66,23 +63,17 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
       seed: Optional[int] = None) -> None:
     trees.check_specs(record_specs=record_specs)
     privatizer.check_mechanism(mechanism)
-    checks.not_negative(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier)
     self._record_specs = record_specs
-    self._specs = trees.map(trees.wide_spec, record_specs)
     self._mechanism = mechanism
-    self._l2_norm_clip = float(l2_norm_clip)
-    self._relative_stddev = float(noise_multiplier) * contract.mean_sensitivity(1.0, 1.0, adjacency)
-    self._noise_multiplier = float(noise_multiplier)
-    limits, stddev = np.finfo(np.float32), self._relative_stddev * self._l2_norm_clip
-    if any(number and not limits.tiny <= number <= limits.max
-           for number in (self._l2_norm_clip, stddev)):
-      raise ValueError('`l2_norm_clip` and the standard deviation of the noise must fit into '
-                       f'float32. Received: l2_norm_clip={l2_norm_clip}, standard deviation '
-                       f'{stddev}. Scale the records, and the clip norm with them.')
     self._cumulative = cumulative
     self._weight: Any = choices.for_query(clipping, weights.Weight)
-    self._noise = noise_lib.stream(
-        mechanism, keys.from_system if seed is None else lambda: keys.from_seed(seed))
+    self._privatizer = privatizer.Privatizer(  # A sum is a mean with the divisor one.
+        (contract.Ask(),), record_specs, l2_norm_clip=l2_norm_clip,
+        noise_multiplier=noise_multiplier, batch_size=1.0, adjacency=adjacency,
+        mechanism=mechanism, seed=seed)
+    self._specs = self._privatizer.specs
+    self._l2_norm_clip = l2_norm_clip
+    self._stddev = noise_multiplier * contract.mean_sensitivity(l2_norm_clip, 1.0, adjacency)
 
   @classmethod
   def build_l2_gaussian_query(
@@ -94,9 +85,8 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
 
   def initial_global_state(self) -> GlobalState:
     return self.GlobalState(
-        self._noise.init(self._specs),
-        tf.constant(self._l2_norm_clip, tf.float32),
-        tf.constant(self._relative_stddev * self._l2_norm_clip, tf.float32),
+        self._privatizer.init().noise, tf.constant(self._l2_norm_clip, tf.float32),
+        tf.constant(self._stddev, tf.float32),
         trees.zeros(self._specs) if self._cumulative else ())
 
   def derive_sample_params(self, global_state: GlobalState) -> tf.Tensor:
@@ -119,29 +109,27 @@ class MechanismSumQuery(sums.SumAggregationDPQuery):
       self, sample_state: trees.Tree,
       global_state: GlobalState) -> Tuple[trees.Tree, GlobalState, dp_accounting.DpEvent]:
     sample_state = trees.like(sample_state, self._specs, 'sample_state')
-    allowed = noise_lib.within(global_state.noise.row, self._mechanism.steps)
-    rows, _, noise = self._noise.next(global_state.noise, self._specs)
-    result = trees.map(
-        lambda total, row: (tf.where(allowed, tf.cast(total, row.dtype), 0)
-                            + tf.cast(global_state.stddev, row.dtype) * row), sample_state, rows)
+    ((result, *_),), state = self._privatizer.release(
+        privatizer.State(global_state.noise, ((),)), (contract.Query(),),
+        (contract.Sums(sample_state),))
     if self._cumulative:
       result = trees.map(tf.add, global_state.released, result)
-    state = global_state._replace(noise=noise, released=result if self._cumulative else ())
+    state = global_state._replace(noise=state.noise, released=result if self._cumulative else ())
     result = trees.map(lambda r, spec: tf.cast(r, spec.dtype), result, self._record_specs)
     return result, state, self._event()
 
   def reset_state(self, noised_results: trees.Tree, global_state: GlobalState) -> GlobalState:
     """Starts another run of the mechanism; the chain of keys continues."""
     del noised_results  # The state has the results, in full precision.
-    return global_state._replace(noise=self._noise.init(self._specs, global_state.noise.key))
+    return global_state._replace(noise=self._privatizer.init(global_state.noise.key).noise)
 
   def derive_metrics(self, global_state: GlobalState) -> collections.OrderedDict:
     return collections.OrderedDict(l2_norm_clip=global_state.clip_value)
 
   def _event(self) -> dp_accounting.DpEvent:
     """Returns the event of one step. Correlated noise has none: all steps are one event."""
-    if not self._noise_multiplier:
+    if not self._privatizer.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     if not isinstance(self._mechanism, mechanisms.IndependentGaussian):
       return dp_accounting.UnsupportedDpEvent()
-    return dp_accounting.GaussianDpEvent(self._noise_multiplier)
+    return dp_accounting.GaussianDpEvent(self._privatizer.noise_multiplier)
