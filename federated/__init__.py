@@ -5,29 +5,9 @@ Names are imported when they are first used, since some need libraries of their 
 """
 
 import importlib
-from typing import Any, List, TYPE_CHECKING
+from typing import Any, List
 
-if TYPE_CHECKING:  # Every public name, once, as in `tfdp_adaptive`.
-  from tfdp_adaptive.estimates import vocabulary as vocabulary
-
-  from . import flower as flower
-  from . import tasks as tasks
-  from .engines import PrivateFedAvg as PrivateFedAvg
-  from .keras_model import evaluator as evaluator
-  from .processes import build_private_fed_avg as build_private_fed_avg
-  from .processes import build_private_fed_sgd as build_private_fed_sgd
-  from .rounds import ClientsFailedError as ClientsFailedError
-  from .rounds import WorkerLostError as WorkerLostError
-  from .server import ModelWeights as ModelWeights
-  from .server import PrivateMetrics as PrivateMetrics
-  from .server import QuantileClip as QuantileClip
-  from .silo import Silo as Silo
-  from .simulation import simulate as simulate
-  from .simulation import Simulation as Simulation
-  from .storage import SavedRunError as SavedRunError
-  from .users import Users as Users
-
-
+# {name: its module}; `__init__.pyi` tells editors their types.
 _EXPORTS = {name: f'{__name__}.{module}' for module, names in {
     'engines': ('PrivateFedAvg',), 'keras_model': ('evaluator',),
     'processes': ('build_private_fed_avg', 'build_private_fed_sgd'),
