@@ -7,6 +7,7 @@ fair coin. `gaussian_estimate` is no bound: it assumes what it says.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Callable, List, NamedTuple, Optional, Tuple
@@ -178,7 +179,8 @@ def gaussian_estimate(
   return Estimate(mu, error, cost.gaussian_epsilon(1 / low, delta) if low > 0 else 0.0)
 
 
-class Guesses(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Guesses:
   """The best bound that the scores prove.
 
   Attributes:
@@ -224,6 +226,14 @@ def guess(
       scores[included], scores[~included], delta, confidence) if delta else None
   return Guesses(bound, max(gaussian), estimate, confidence, count, guesses,
                  correct, provable_epsilon(count, delta, confidence))
+
+
+def auc(scores: np.ndarray, included: np.ndarray) -> float:
+  """Returns the probability that one that is included scores above one left out."""
+  if included.all() or not included.any():
+    return 0.5
+  better = stats.mannwhitneyu(scores[included], scores[~included]).statistic
+  return float(better / (np.sum(included) * np.sum(~included)))
 
 
 def check_confidence(confidence: float) -> None:

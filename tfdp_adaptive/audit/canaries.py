@@ -18,7 +18,6 @@ import logging
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
-from scipy import stats
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import privacy
@@ -44,33 +43,22 @@ class Canaries(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(bounds.Guesses):
   """The result of an audit. `str(report)` is readable text.
 
   Attributes:
-    epsilon_lower: Lower bound on epsilon at `delta`, at level `confidence`.
+    epsilon_lower: Lower bound on epsilon at `delta`, at level `confidence`. The other attributes of
+      `bounds.Guesses` are there as well.
     delta: The plan's.
-    confidence: Probability with which the bound is valid.
     claimed: The plan's epsilon.
-    canaries: Number of coins.
-    guesses: Number of canaries that were guessed on in the best attempt.
-    correct: How many guesses were right.
-    provable: The bound if every guess had been right, which is the most that these canaries can
-      prove.
     auc: Probability that an included canary scores above one left out; 0.5 is
       chance.
     scores: [canaries]; high where the model seems to know the canary.
     included: [canaries] bool.
   """
 
-  epsilon_lower: float
   delta: float
-  confidence: float
   claimed: float
-  canaries: int
-  guesses: int
-  correct: int
-  provable: float
   auc: float
   scores: np.ndarray = dataclasses.field(repr=False)
   included: np.ndarray = dataclasses.field(repr=False)
@@ -212,12 +200,5 @@ def report(
     raise ValueError('`scores` must be finite, one per canary. Received: '
                      f'shapes {scores.shape} and {included.shape}.')
   found = bounds.guess(scores, included, delta, confidence)
-  return Report(found.epsilon_lower, delta, confidence, claimed, len(scores), found.guesses,
-                found.correct, found.provable, _auc(scores, included), scores, included)
-
-
-def _auc(scores: np.ndarray, included: np.ndarray) -> float:
-  if included.all() or not included.any():
-    return 0.5
-  better = stats.mannwhitneyu(scores[included], scores[~included]).statistic
-  return float(better / (np.sum(included) * np.sum(~included)))
+  return Report(**vars(found), delta=delta, claimed=claimed, auc=bounds.auc(scores, included),
+                scores=scores, included=included)

@@ -86,12 +86,8 @@ def _scores(
   steps, count = drawn.shape
   products, energies, gains = np.zeros([steps, count]), np.zeros(count), np.zeros(steps)
   for when, values, signals in observed.values():
-    # Whitened contribution of the steps to the released rows: K^-1/2 restricted to them.
-    root = np.linalg.cholesky(subject.covariance(steps)[np.ix_(when, when)])
-    solve = lambda rows, root=root: np.linalg.solve(root, rows)
-    filters = solve(np.diag(signals))
-    whitened = solve(np.array(values))
-    products[when] += filters.T @ whitened
+    filters = subject.whitened(steps, when, np.diag(signals))
+    products[when] += filters.T @ subject.whitened(steps, when, np.array(values))
     gains[when] += np.sum(filters**2, axis=0)
     energies += np.sum((filters @ drawn[when])**2, axis=0)
   if probability is None:

@@ -14,6 +14,7 @@ import math
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+from scipy import linalg
 import tensorflow as tf
 
 from tfdp_adaptive import contract
@@ -173,10 +174,11 @@ class Subject(abc.ABC):
     """Returns the state after a step, by name, with fixed numbers instead of its releases."""
     raise NotImplementedError
 
-  def covariance(self, steps: int) -> np.ndarray:
-    """[steps, steps] C^-1 C^-T of the noise that is claimed."""
-    inverse = streams.as_run(self.mechanism).materialize_inverse(steps)
-    return inverse @ inverse.T
+  def whitened(self, steps: int, some: Sequence[int], rows: np.ndarray) -> np.ndarray:
+    """Returns rows of `some` of the steps, whose noise is then independent if it is C^-1 Z."""
+    noise = streams.as_run(self.mechanism).materialize_inverse(steps)[some]
+    return linalg.solve_triangular(
+        np.linalg.cholesky(noise @ noise.T), rows, lower=True, check_finite=False)
 
   def limit(self, steps: int) -> int:
     """Returns `steps`, or the number of covered steps if that is smaller."""

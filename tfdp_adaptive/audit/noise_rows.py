@@ -62,10 +62,7 @@ def _whitened(
       when, rows = by_name.setdefault(part.name, ([], []))
       when.append(step)
       rows.append(part.value / part.unit if part.unit else 0 * part.value)
-  covariance = subject.covariance(steps)
-  return [(name, linalg.solve_triangular(
-      np.linalg.cholesky(covariance[np.ix_(when, when)]), np.array(rows), lower=True,
-      check_finite=False))
+  return [(name, subject.whitened(steps, when, np.array(rows)))
           for name, (when, rows) in by_name.items()]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import stats
 
 from tfdp_adaptive import checks
+from tfdp_adaptive.audit import bounds
 
 _LEAST = 1e-6  # Standard deviation; below it, scores are equal.
 
@@ -139,5 +140,4 @@ def _report(
   hits, misses = np.cumsum(members[order])[last], np.cumsum(~members[order])[last]
   right = np.append(0.0, hits / max(1, members.sum()))
   wrong = np.append(0.0, misses / max(1, (~members).sum()))
-  area = float(np.sum(np.diff(wrong) * (right[1:] + right[:-1]) / 2))
-  return ShadowReport(wrong, right, area, models, records)
+  return ShadowReport(wrong, right, bounds.auc(ratios, members), models, records)
