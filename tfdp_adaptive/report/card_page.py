@@ -7,17 +7,7 @@ import html as html_lib
 import math
 import pathlib
 import re
-from typing import (
-  Callable,
-  Dict,
-  Iterator,
-  List,
-  Mapping,
-  NamedTuple,
-  Sequence,
-  Tuple,
-  TYPE_CHECKING,
-)
+from typing import Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, TYPE_CHECKING
 
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import meaning
@@ -35,22 +25,16 @@ _FORMULA = ('Pr[<i>M</i>(<i>D</i>) ∈ <i>S</i>] ≤ e<sup>ε</sup> Pr[<i>M</i>(
             ' + δ')
 _FOR_ALL = 'for all neighbouring data sets D, D\' and all sets S of what may be released'
 _STYLE = pathlib.Path(__file__).with_name('card.css')
-
-
-class Table(NamedTuple):
-  """A title, and rows of a name, a text, and who stands for it."""
-
-  title: str
-  rows: Sequence[Tuple[str, str, str]]
+Row = Tuple[str, str, str]
 
 
 def markdown(card: card_lib.Card) -> str:
   """Returns the card for a README. Texts of the card are escaped."""
   lines = ['## Privacy', '', escaped_markdown(statement.guarantee(card)), '',
            f'`{FORMULA}`, {_FOR_ALL}.', '']
-  for table in tables(card):
-    lines += [f'### {table.title}', '', '| | | |', '|---|---|---|']
-    lines += [f'| {" | ".join(map(escaped_markdown, row))} |' for row in table.rows] + ['']
+  for title, rows in tables(card):
+    lines += [f'### {title}', '', '| | | |', '|---|---|---|']
+    lines += [f'| {" | ".join(map(escaped_markdown, row))} |' for row in rows] + ['']
   return '\n'.join(lines + [_HOW])
 
 
@@ -70,7 +54,7 @@ def write(texts: Mapping[str, str], folder: pathlib.Path) -> List[pathlib.Path]:
 
 def html(card: card_lib.Card) -> str:
   """Returns the whole page, with style and plots, and without a script."""
-  tables_of = ''.join(map(_table, tables(card)))
+  tables_of = ''.join(_table(*table) for table in tables(card))
   style = _STYLE.read_text(encoding='utf-8')
   return (
       '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -82,29 +66,29 @@ def html(card: card_lib.Card) -> str:
       f'<p class="soft">{_escaped(_HOW.replace("`", ""))}</p></main></body></html>\n')
 
 
-def tables(card: card_lib.Card) -> Iterator[Table]:
-  """Yields everything on the card, in the order of the page."""
-  yield Table('What NIST SP 800-226 asks an evaluator to look at', [*card_points.points(card)])
+def tables(card: card_lib.Card) -> Iterator[Tuple[str, Sequence[Row]]]:
+  """Yields titles, and rows of a name, a text, and who stands for it, in the order of the page."""
+  yield 'What NIST SP 800-226 asks an evaluator to look at', [*card_points.points(card)]
   for number, run in enumerate(card.runs, 1):
-    yield Table(f'Run {number} of {len(card.runs)}', list(_run(run)))
-  yield Table('What is not checked', [
+    yield f'Run {number} of {len(card.runs)}', list(_run(run))
+  yield 'What is not checked', [
       *(('Not covered', text, '') for text in statement.not_covered(card)),
       *((f'In the words of whoever trained the model, on {own.about}', own.text,
          card_points.WORD) for own in card.words),
-      *(('Noted by the library', note, '') for note in card.notes)])
+      *(('Noted by the library', note, '') for note in card.notes)]
   digest = weight_digests.short(card.weights) if card.weights else 'none on this card'
-  yield Table('What it was made with', [
+  yield 'What it was made with', [
       ('Weights', f'{len(card.weights)} arrays, digest {digest}', card_points.CHECKED),
       ('Parts that were used', ', '.join(f'{name} ({state})' for name, state in card.parts), ''),
       ('Versions', ', '.join(f'{name} {number}' for name, number in card.versions), ''),
-      *((f'Audit: {audit.name}', audit.text, card_points.WORD) for audit in card.audits)])
+      *((f'Audit: {audit.name}', audit.text, card_points.WORD) for audit in card.audits)]
 
 
 _HOW = ('Check it: `tfdp verify card.json --weights FILE` computes epsilon again, by another '
         'accountant, from the terms above.\n')
 
 
-def _run(run: entry_lib.Entry) -> Iterator[Tuple[str, str, str]]:
+def _run(run: entry_lib.Entry) -> Iterator[Row]:
   plan = run.plan
   if plan is None:
     yield 'Steps', f'{run.steps} without a plan: their cost is not known.', card_points.WORD
@@ -141,10 +125,10 @@ def _numbers(card: card_lib.Card) -> str:
           f'<div class="tiles">{shown}</div><div class="plots">{figures}</div>')
 
 
-def _table(table: Table) -> str:
-  rows = ''.join(f'<tr><th scope="row">{_escaped(name)}</th><td>{_escaped(text)}</td>'
-                 f'<td class="who">{_escaped(who)}</td></tr>' for name, text, who in table.rows)
-  return f'<h2>{_escaped(table.title)}</h2><table>{rows}</table>'
+def _table(title: str, rows: Sequence[Row]) -> str:
+  lines = ''.join(f'<tr><th scope="row">{_escaped(name)}</th><td>{_escaped(text)}</td>'
+                  f'<td class="who">{_escaped(who)}</td></tr>' for name, text, who in rows)
+  return f'<h2>{_escaped(title)}</h2><table>{lines}</table>'
 
 
 def _escaped(text: str) -> str:

@@ -32,6 +32,16 @@ def _hashing(library: types.ModuleType) -> Any:
   return library.hashing.Config().set_ignored_paths(paths=[NAME], ignore_git_paths=True)
 
 
+def _use(configure: Callable[..., Any], **named: pathlib.Path) -> None:
+  """Passes on a key, by the name of its kind."""
+  ((name, key),) = named.items()
+  try:
+    configure(**named)
+  except (ValueError, TypeError, AttributeError) as error:
+    raise ValueError(f'{key} must be a {name.partition("_")[0]} elliptic-curve key in a PEM file, '
+                     f'without a password. Received: {str(error)[:80]}.') from error
+
+
 def signer(key: pathlib.Path) -> Callable[[pathlib.Path], pathlib.Path]:
   """Returns a function that signs all files of a folder and returns the signature's path.
 
@@ -43,11 +53,7 @@ def signer(key: pathlib.Path) -> Callable[[pathlib.Path], pathlib.Path]:
   """
   library = _library()
   config = library.signing.Config().set_hashing_config(_hashing(library))
-  try:
-    config.use_elliptic_key_signer(private_key=key)
-  except (ValueError, TypeError, AttributeError) as error:
-    raise ValueError(f'{key} must be a private elliptic-curve key in a PEM file, without a '
-                     f'password. Received: {str(error)[:80]}.') from error
+  _use(config.use_elliptic_key_signer, private_key=key)
 
   def sign(folder: pathlib.Path) -> pathlib.Path:
     config.sign(folder, folder / NAME)
@@ -68,11 +74,7 @@ def check(folder: pathlib.Path, key: pathlib.Path) -> Finding:
   """
   library = _library()
   config = library.verifying.Config().set_hashing_config(_hashing(library))
-  try:
-    config.use_elliptic_key_verifier(public_key=key)
-  except (ValueError, TypeError, AttributeError) as error:
-    raise ValueError(f'{key} must be a public elliptic-curve key in a PEM file. '
-                     f'Received: {str(error)[:80]}.') from error
+  _use(config.use_elliptic_key_verifier, public_key=key)
   if not (folder / NAME).is_file():
     return Finding(card_checks.WRONG, f'There is no signature: {folder} has no file {NAME}.')
   try:
