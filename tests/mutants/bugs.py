@@ -633,7 +633,7 @@ _BY_FILE = {
          '1.0 / batch', 'Under replace two squares differ.', _STATS),
     ],
     'tfdp_adaptive/advice/recommendation.py': [
-        ('public examples among the private ones', 'example in known]', 'example in ()]',
+        ('public examples among the private ones', 'content in known]', 'content in ()]',
          'Private examples would train without privacy first.', 'advice/recommendation_test.py'),
     ],
     'tfdp_adaptive/privacy/plan.py': [
@@ -766,11 +766,9 @@ _BY_FILE = {
          'A file that was cut short would be gone on from.', 'faults/runfolder_test.py'),
     ],
     'tfdp_adaptive/queries/mechanism_sum.py': [
-        ('records after the last step', '(tf.where(allowed, tf.cast(total, row.dtype), 0)',
-         '(tf.cast(total, row.dtype)', 'Rounds beyond the plan.', _SUM),
-        ('queries under replace', 'float(noise_multiplier) * contract.mean_sensitivity(1.0, 1.0, '
-         'adjacency)', 'float(noise_multiplier)', 'Half the noise.', _SUM),
-        ('restarted with its past', 'noise=self._noise.init(self._specs, global_state.noise.key))',
+        ('queries under replace', 'batch_size=1.0, adjacency=adjacency,', 'batch_size=1.0,',
+         'Half the noise.', _SUM),
+        ('restarted with its past', 'noise=self._privatizer.init(global_state.noise.key).noise)',
          'noise=global_state.noise)', 'Another run of the mechanism begins in the middle.', _SUM),
         ('sums that are not added up', 'result = trees.map(tf.add, global_state.released, result)',
          'result = trees.map(tf.add, result, result)', 'Cumulative sums.', _SUM),

@@ -378,10 +378,9 @@ class Experiment:
 
 def _folds(examples: Tree, rng: np.random.Generator) -> List[np.ndarray]:
   """Returns the rows of every fold; equal examples are in one fold, if none is empty then."""
-  parts = tf.nest.flatten(tf.nest.map_structure(np.asarray, examples))
-  numbers: Dict[bytes, int] = {}
-  group = np.array([numbers.setdefault(b' '.join(part[i].tobytes() for part in parts), len(numbers))
-                    for i in range(len(parts[0]))])
+  numbers: Dict[Tuple[bytes, ...], int] = {}
+  group = np.array([numbers.setdefault(content, len(numbers))
+                    for content in trial_lib.contents(examples)])
   group = rng.permutation(len(numbers))[group]
   order = np.argsort(group, kind='stable')
   first = np.searchsorted(group[order], group[order])

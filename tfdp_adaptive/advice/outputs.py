@@ -85,11 +85,7 @@ Fitted = Tuple[float, np.ndarray]
 
 def fit(activation: str, loss: interface.Loss, y: Tree, outputs: Tree) -> Fitted:
   """Returns `(temperature, bias)` of the least loss: scores become `temperature * z + bias`."""
-  inverse, _ = _INVERSES[activation]
-  outputs = tf.cast(outputs, tf.float64)
-  if activation != 'linear':
-    outputs = tf.clip_by_value(outputs, 1e-7, 1 - 1e-7)
-  scores, width = inverse(outputs), outputs.shape[-1]
+  scores, width = _scores(activation, outputs), outputs.shape[-1]
 
   def value_and_gradient(numbers: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
     with tf.GradientTape() as tape:
@@ -108,11 +104,14 @@ def fit(activation: str, loss: interface.Loss, y: Tree, outputs: Tree) -> Fitted
 
 def apply(activation: str, outputs: Tree, fitted: Fitted) -> np.ndarray:
   """Returns the outputs at another temperature and bias."""
+  return _moved(activation, _scores(activation, outputs), *fitted).numpy().astype(np.float32)
+
+
+def _scores(activation: str, outputs: Tree) -> tf.Tensor:
   values = tf.cast(outputs, tf.float64)
   if activation != 'linear':
     values = tf.clip_by_value(values, 1e-7, 1 - 1e-7)
-  scores = _INVERSES[activation][0](values)
-  return _moved(activation, scores, *fitted).numpy().astype(np.float32)
+  return _INVERSES[activation][0](values)
 
 
 def _moved(activation: str, scores: tf.Tensor, temperature: Scalar, bias: Tree) -> tf.Tensor:

@@ -146,11 +146,9 @@ class Recommendation:
         one. The error names the public examples.
     """
     if self.rows and isinstance(data, (tuple, list)):
-      public, held = ([tuple(part[i].tobytes() for part in tf.nest.flatten(x))
-                       for i in range(len(tf.nest.flatten(x)[0]))]
-                      for x in (self._origin.x, tf.nest.map_structure(array, data[0])))
-      known = set(held)
-      shared = [i for i, example in enumerate(public) if example in known]
+      known = set(trial_lib.contents(tf.nest.map_structure(array, data[0])))
+      shared = [i for i, content in enumerate(trial_lib.contents(self._origin.x))
+                if content in known]
       if shared:
         raise ValueError(
             'Public examples must not be among the private ones, which would be used twice. '
