@@ -19,7 +19,7 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import privacy
 
-from . import engines
+from . import groups
 from . import nodes as nodes_lib
 from . import server as server_lib
 from . import simulation
@@ -162,12 +162,12 @@ def _replies(
       'arrays': _array_record(arrays), 'config': flwr_app.ConfigRecord(dict(config))})
   deadline = time.monotonic() + timeout
   waiting: List[str] = []
-  for some in _parts(nodes):
+  for some in groups.calls(nodes, _AT_ONCE):
     waiting += filter(None, grid.push_messages([flwr_app.Message(
         content, dst_node_id=node, message_type=flwr_app.MessageType.TRAIN, ttl=timeout,
         group_id=tag) for node in some]))
   while waiting and time.monotonic() < deadline:
-    for part in _parts(waiting):
+    for part in [*groups.calls(waiting, _AT_ONCE)]:
       for reply in grid.pull_messages(set(part)):
         if reply.metadata.reply_to_message_id in waiting:
           waiting.remove(reply.metadata.reply_to_message_id)
@@ -177,11 +177,6 @@ def _replies(
           yield reply.metadata.src_node_id, reply.content
     if waiting:
       time.sleep(nodes_lib.POLL_SECONDS)
-
-
-def _parts(some: Sequence[engines.Client]) -> List[Sequence[engines.Client]]:
-  """Divides a list into parts of `_AT_ONCE`."""
-  return [some[start:start + _AT_ONCE] for start in range(0, len(some), _AT_ONCE)]
 
 
 def _array_record(arrays: Sequence[np.ndarray]) -> flwr_app.ArrayRecord:

@@ -70,7 +70,7 @@ class InProcess(engines.PrivateFedAvg):
       outcome = rounds.run(self, engine, state, users.client_ids)
     state, released = self._step(state, outcome.answers)
     return RoundOutput(state, collections.OrderedDict(
-        released=released, not_private=outcome.exact()))
+        released=released, not_private=outcome.merged()))
 
   @contextlib.contextmanager
   def reach(self, workers: engines.Workers, users: engines.ClientData
@@ -80,9 +80,6 @@ class InProcess(engines.PrivateFedAvg):
       with ray_engine.reach(self, workers, users) as engine:
         yield engine
       return
-    if not isinstance(workers, int):
-      raise ValueError("`workers` must be a number of clients to train side by side, or 'ray'. "
-                       f'Received: workers={workers!r}.')
     checks.whole(workers=workers)
     spec = self.batch_spec(users)
 
@@ -149,21 +146,19 @@ class _Worker:
       mine = {id(v) for v in tf.nest.flatten(weights)}
       others = [(v, first) for v, first in made if id(v) not in mine]
       train = local_training.loop(
-          model, input_spec, optimizer, local_training.answering(
-              process.server, self._finalizers, process.full_weight),
-          process.server.zero, [v for v, _ in others], [first for _, first in others],
-          lambda: _draw_seeds(getattr(model, 'seeds', ())))
+          model, input_spec, optimizer, process.server, self._finalizers, process.full_weight,
+          others, lambda: _draw_seeds(getattr(model, 'seeds', ())))
       spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
       self._template = weights, process.server.broadcast(process.server.init(weights))
       self._train = train.get_concrete_function(
-          *tf.nest.map_structure(spec_of, self._template), self._specs._asdict())
+          *tf.nest.map_structure(spec_of, self._template), self._specs)
     local_training.check_memory(self._train.graph, [v for v, _ in made])
 
   def __call__(self, weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
                clients: Sequence[List[groups.Batch]]) -> server_lib.Sums:
     given = tf.nest.pack_sequence_as(  # TFF has a class of its own for weights.
         self._template, [*map(tf.constant, tf.nest.flatten((weights, broadcast)))])
-    group = tf.nest.map_structure(tf.constant, groups.pack(clients, self._specs)._asdict())
+    group = tf.nest.map_structure(tf.constant, groups.pack(clients, self._specs))
     answers, metrics = self._train(*given, group)
     exact = {}
     if self._process.exact_metrics:

@@ -22,7 +22,6 @@ from tfdp_adaptive import trees
 from . import groups
 from . import server as server_lib
 
-Group = Mapping[str, trees.Tree]  # The fields of a `groups.Group`.
 Metrics = Mapping[str, trees.Tree]  # {metric: its sums}
 Finalizer = Callable[[Any], tf.Tensor]
 ModelFn = Any  # A function that makes a model of Keras or of TFF, or a functional model of TFF.
@@ -53,8 +52,8 @@ class FunctionalOptimizer:
 
 def loop(
     model: Model, input_spec: trees.Tree, optimizer: FunctionalOptimizer,
-    answer: Callable[..., server_lib.Answer], zero: Callable[[], server_lib.Answer],
-    others: Sequence[tf.Variable], initial: Sequence[tf.Tensor],
+    server: server_lib.Server, finalizers: Mapping[str, Finalizer], full_weight: Optional[int],
+    others: Sequence[Tuple[tf.Variable, tf.Tensor]],
     begin_client: Callable[[], None]) -> tf.types.experimental.PolymorphicFunction:
   """Returns `(weights, broadcast, group) -> (answers, metrics)`, sums over a group's clients.
 
@@ -62,24 +61,24 @@ def loop(
     model: The model.
     input_spec: Nest of `tf.TensorSpec` of a batch.
     optimizer: The clients' optimizer: a `FunctionalOptimizer`, or an object with its methods.
-    answer: `(broadcast, update, number of examples, metrics) -> the clipped answer of a
-      client`; the update is a flat list, metrics are not finalized.
-    zero: `() -> the sum of no answers`.
-    others: The variables besides the model's weights, to be set back before every client.
-    initial: Their first values.
+    server: The `Server`, which clips the answer of a client.
+    finalizers: The metric finalizers of the model.
+    full_weight: Number of examples from which on a client counts fully, or None.
+    others: The variables besides the model's weights, and the first values to which they are set
+      back before every client.
     begin_client: Called in the graph before every client.
   """
   trainable = tf.nest.flatten(model.trainable_variables)
   non_trainable = tf.nest.flatten(model.non_trainable_variables)
 
-  def batch_of(group: Group, start: tf.Tensor, end: tf.Tensor) -> trees.Tree:
+  def batch_of(group: groups.Group, start: tf.Tensor, end: tf.Tensor) -> trees.Tree:
     leaves = [tf.ensure_shape(rows[start:end], spec.shape)
-              for rows, spec in zip(group['rows'], tf.nest.flatten(input_spec))]
+              for rows, spec in zip(group.rows, tf.nest.flatten(input_spec))]
     return tf.nest.pack_sequence_as(input_spec, leaves)
 
-  def step(group: Group, batch: tf.Tensor, examples: tf.Tensor, optimizer_state: trees.Tree
+  def step(group: groups.Group, batch: tf.Tensor, examples: tf.Tensor, optimizer_state: trees.Tree
            ) -> Tuple[tf.Tensor, tf.Tensor, trees.Tree]:
-    start, end = _bounds(group['batch_ends'], batch)
+    start, end = _bounds(group.batch_ends, batch)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(trainable)
       output = model.forward_pass(batch_of(group, start, end), training=True)
@@ -88,11 +87,13 @@ def loop(
     count = tf.shape(output.predictions)[0] if output.num_examples is None else output.num_examples
     return batch + 1, examples + tf.cast(count, tf.int64), optimizer_state
 
-  def client(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast, group: Group,
-             index: tf.Tensor) -> Tuple[server_lib.Answer, Metrics]:
-    _assign([*trainable, *non_trainable, *others], [*tf.nest.flatten(weights), *initial])
+  def client(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
+             group: groups.Group, index: tf.Tensor) -> Tuple[server_lib.Answer, Metrics]:
+    _assign([*trainable, *non_trainable], tf.nest.flatten(weights))
+    for variable, first in others:
+      variable.assign(first)
     begin_client()
-    start, end = _bounds(group['client_ends'], index)
+    start, end = _bounds(group.client_ends, index)
     _, examples, _ = tf.while_loop(
         lambda batch, *_: batch < end,
         lambda batch, examples, state: step(group, batch, examples, state),
@@ -103,11 +104,15 @@ def loop(
     finite = _is_finite(update)
     update = tf.cond(finite, lambda: update, lambda: _nothing(model, update))
     metrics = model.report_local_unfinalized_metrics()
-    return answer(broadcast, update, tf.where(finite, examples, 0), metrics), metrics
+    bounded = (server.bounded_metrics(finalized(finalizers, metrics))
+               if server.private_metrics is not None else ())
+    whole = weighted(tf.nest.pack_sequence_as(server.specs, update),
+                     tf.where(finite, examples, 0), full_weight)
+    return server.record(broadcast, whole, bounded), metrics
 
   @tf.function(autograph=False)
   def train_all(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
-                group: Group) -> Tuple[server_lib.Answer, Metrics]:
+                group: groups.Group) -> Tuple[server_lib.Answer, Metrics]:
     _assign([*trainable, *non_trainable], tf.nest.flatten(weights))
     no_metrics = tf.nest.map_structure(tf.zeros_like, model.report_local_unfinalized_metrics())
 
@@ -116,31 +121,11 @@ def loop(
       return index + 1, tf.nest.map_structure(tf.add, total, one)
 
     _, total = tf.while_loop(
-        lambda index, _: index < tf.shape(group['client_ends'], tf.int64)[0], body,
-        (tf.zeros([], tf.int64), (zero(), no_metrics)), parallel_iterations=1)
+        lambda index, _: index < tf.shape(group.client_ends, tf.int64)[0], body,
+        (tf.zeros([], tf.int64), (server.zero(), no_metrics)), parallel_iterations=1)
     return total
 
   return train_all
-
-
-def answering(
-    server: server_lib.Server, finalizers: Mapping[str, Finalizer], full_weight: Optional[int]
-) -> Callable[..., server_lib.Answer]:
-  """Returns `(broadcast, update, number of examples, metrics) -> the clipped answer of a client`.
-
-  Args:
-    server: The `Server`.
-    finalizers: The metric finalizers of the model.
-    full_weight: Number of examples from which on a client counts fully, or None.
-  """
-  def answer(broadcast: private_rule.Broadcast, update: Sequence[tf.Tensor], examples: tf.Tensor,
-             metrics: Metrics) -> server_lib.Answer:
-    whole = tf.nest.pack_sequence_as(server.specs, update)
-    bounded = (server.bounded_metrics(finalized(finalizers, metrics))
-               if server.private_metrics is not None else ())
-    return server.record(broadcast, weighted(whole, examples, full_weight), bounded)
-
-  return answer
 
 
 def weighted(update: trees.Tree, examples: tf.Tensor, full_weight: Optional[int]) -> trees.Tree:

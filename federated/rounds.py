@@ -54,10 +54,6 @@ class Outcome(NamedTuple):
         merged[name] = merged.get(name, 0) + value
     return merged
 
-  def exact(self) -> Dict[str, float]:
-    """Returns the metrics of all calls as numbers of one type."""
-    return {name: float(value) for name, value in self.merged().items()}
-
 
 def run(
     process: engines.PrivateFedAvg, engine: engines.Engine, state: server_lib.State,

@@ -58,25 +58,16 @@ class Releases:
   def __init__(self, path: pathlib.Path) -> None:
     self._table, self._events = path / _METRICS, path / 'tensorboard'
     self._writer: Any = None
-    if not self._table.exists():
-      self._write_table([_KEY], [])
 
-  def release(self, row: Numbers) -> None:
-    """Writes a row in the place of this round's and all later ones'."""
-    with open(self._table, encoding='utf-8', newline='') as file:
-      reader = csv.DictReader(file)
-      names, rows = list(reader.fieldnames or [_KEY]), list(reader)
-    row = {name: np.asarray(number).tolist() for name, number in row.items()}
-    earlier = [one for one in rows if int(one[_KEY]) < row[_KEY]]
-    self._write_table(list(dict.fromkeys([*names, *row])), [*earlier, row])
-    self._write_events(row[_KEY], row)
-
-  def _write_table(self, names: Sequence[str], rows: Sequence[Numbers]) -> None:
+  def release(self, rows: Sequence[Numbers]) -> None:
+    """Writes the rows of all rounds so far, the last of which is a new one."""
+    rows = [{name: np.asarray(number).tolist() for name, number in row.items()} for row in rows]
     text = io.StringIO()
-    writer = csv.DictWriter(text, names)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
     writer.writerows(rows)
     runfolder.replace(self._table, text.getvalue().encode(), 0o666)
+    self._write_events(rows[-1][_KEY], rows[-1])
 
   def _write_events(self, key: int, row: Numbers) -> None:
     events = []

@@ -230,9 +230,7 @@ def _check(rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: Rate) 
     raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' that samples users: "
                      'what is clipped and noised here is the update of a whole user. '
                      f'Received: plan={plan!r}.')
-  if not isinstance(rule, contract.Rule):
-    raise ValueError('`server_rule` must be a rule of `tfdp.rules`, such as `dp_adam()`. '
-                     f'Received: server_rule={rule!r}.')
+  contract.check_rule(rule)
   if rule.public is not None:
     raise ValueError(
         f'`server_rule` must not need public gradients, and {rule.name} does: they would have to '

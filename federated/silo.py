@@ -159,17 +159,18 @@ class Silo:
       return tfdp.Ledger().begin(self._plan)
     return tfdp.Ledger.from_json(saved.ledger)
 
-  def card(self) -> card_lib.Card:
-    """Returns the privacy card of all rounds so far, with the digests of the last answer."""
-    return self._card()
+  def card(self, plots: bool = True) -> card_lib.Card:
+    """Returns the privacy card of all rounds so far, with the digests of the last answer.
+
+    Args:
+      plots: As for `Ledger.card`.
+    """
+    saved = self._load()
+    return self.ledger.card(facts=_TEXT, weights=saved.weights if saved else (), plots=plots)
 
   def statement(self) -> str:
     """Returns the privacy statement of all rounds so far, in plain text."""
-    return statement_lib.of(self._card(plots=False))
-
-  def _card(self, **more: Any) -> card_lib.Card:
-    saved = self._load()
-    return self.ledger.card(facts=_TEXT, weights=saved.weights if saved else (), **more)
+    return statement_lib.of(self.card(plots=False))
 
   def _optimizer(self, model: tfdp.DPModel) -> tfdp.DPOptimizer:
     """Returns the optimizer of a private model, after checking that it has the silo's plan."""

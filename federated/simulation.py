@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 import warnings
 
 import numpy as np
@@ -63,7 +63,7 @@ class Simulation(NamedTuple):
     failed: {client: rounds in which it failed}; not private.
     speed: NOT private: seconds of every round of this call, rounds and clients per second; and
       the bytes of the server's state.
-    made_of: The values that `card` is made from.
+    described: The arguments of `Ledger.card` that describe a federated run.
   """
 
   weights: TrainedWeights
@@ -73,13 +73,12 @@ class Simulation(NamedTuple):
   state: server_lib.State
   failed: Dict[engines.Client, int]
   speed: Dict[str, Any]
-  made_of: Tuple[engines.PrivateFedAvg, Tuple[str, ...], Tuple[str, ...]]
+  described: Dict[str, Any]
 
   def card(self) -> card_lib.Card:
     """Returns the privacy card of the rounds that were run, with the digest of the weights."""
-    process, facts, notes = self.made_of
     arrays = tf.nest.flatten(tuple(self.weights))
-    return _card(process, self.rounds, facts, weight_digests.of(arrays), notes=notes)
+    return self.weights.ledger.card(weights=weight_digests.of(arrays), **self.described)
 
 
 def simulate(
@@ -155,9 +154,9 @@ def simulate(
       row = dict(run.pending)
       if evaluate is not None and (run.done % rounds_per_evaluation == 0 or run.done == rounds):
         row.update(_evaluated(evaluate(run.weights())))
-      if writer is not None:
-        writer.release(row)
       run.history.append(row)
+      if writer is not None:
+        writer.release(run.history)
       shown = {k: v for k, v in row.items() if k != 'round'}
       if shown:
         bar.set_postfix({k: f'{v:.4g}' for k, v in shown.items()})
@@ -176,17 +175,18 @@ def simulate(
                       'This warning is not private.', errors.Caution, stacklevel=2)
       state, released = step(run.state, outcome.answers)
       run.advance(state, {name: float(value) for name, value in released.items()},
-                  outcome.exact(), outcome.failed)
+                  outcome.merged(), outcome.failed)
       clients += len(cohort)
       seconds.append(time.monotonic() - start)
       report()
       bar.update()
   weights = TrainedWeights(*run.weights())
   weights.ledger = _ledger(process, run.done, run.notes)
-  card = _card(process, run.done, facts, plots=False, notes=run.notes)
+  described = _described(process.settings, facts)
+  card = weights.ledger.card(plots=False, **described)
   return Simulation(weights, run.done, run.history,
                     privacy_statement.of(card), run.state, run.failed,
-                    _speed(run, clients, seconds), (process, tuple(facts), run.notes))
+                    _speed(run, clients, seconds), described)
 
 
 def _cohorts(
@@ -211,7 +211,7 @@ def _cohorts(
 
 
 def _ledger(process: engines.PrivateFedAvg, rounds: int,
-            notes: Sequence[str] = ()) -> ledger_lib.Ledger:
+            notes: Sequence[str]) -> ledger_lib.Ledger:
   """Returns the ledger of the weights after `rounds`, including earlier runs if known."""
   before = ledger_lib.Ledger(tuple(process.history()))
   *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
@@ -224,20 +224,13 @@ def _ledger(process: engines.PrivateFedAvg, rounds: int,
       clipping=(*mine.clipping, *following))))
 
 
-def _card(
-    process: engines.PrivateFedAvg, rounds: int, facts: Sequence[str] = (),
-    weights: Sequence[str] = (), plots: bool = True, notes: Sequence[str] = ()) -> card_lib.Card:
-  """Returns the privacy card after `rounds` of the plan's steps.
+def _described(settings: Dict[str, Any], facts: Sequence[str]) -> Dict[str, Any]:
+  """Returns the arguments of `Ledger.card` that describe a federated run.
 
   Args:
-    process: A `PrivateFedAvg`.
-    rounds: The number of rounds.
+    settings: The settings of the process.
     facts: The caller's own words.
-    weights: Digests, see `privacy.weight_digests`.
-    plots: See `Ledger.card`.
-    notes: Sentences for the entry of the run.
   """
-  settings = process.settings
   lines = [
       'Federated: a record above is the update that a user\'s device sends in a round; its clip '
       'norm holds whatever number of examples it was trained on.',
@@ -249,9 +242,8 @@ def _card(
       'are not released and must stay secret.']
   if settings['private_metrics'] is not None:
     lines.append(f'Private metrics: {settings["private_metrics"]}, inside the same budget.')
-  return _ledger(process, rounds, notes).card(
-      trust='federated', facts=lines, words=[card_lib.Words('the data', fact) for fact in facts],
-      weights=weights, plots=plots)
+  return dict(trust='federated', facts=lines,
+              words=[card_lib.Words('the data', fact) for fact in facts])
 
 
 def _workers(workers: Union[int, str], address: Optional[str]) -> engines.Workers:

@@ -93,6 +93,10 @@ def test_only_its_owner_can_read_it_from_the_first_byte_on(tmp_path, monkeypatch
   assert modes == [0o600] and files == {'state.npz': 0o600, '.lock': 0o600}
 
 
+def rows_of(count):
+  return [{'round': number, 'loss': 0.5} for number in range(1, count + 1)]
+
+
 @pytest.mark.pitfall(
     'The state is lost after rounds were released, so the run would start again and state too '
     'small an epsilon.',
@@ -104,8 +108,8 @@ def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
     run_lib._check_released(path, state)
     released = run_lib.Releases(path)
     run_lib._check_released(path, state)  # Nothing was released yet.
-    for round_ in (1, 2, 3):
-      released.release({'round': round_, 'loss': 0.5})
+    for rounds_ in (1, 2, 3):
+      released.release(rows_of(rounds_))
     run_lib._check_released(path, 3)
   (tmp_path / 'events' / 'metrics.csv').unlink()
   with pytest.raises(tfdp.federated.SavedRunError, match='3 rounds were released .* state is'):
@@ -117,8 +121,8 @@ def test_rounds_that_the_state_knows_nothing_of(state, tmp_path):
 
 def test_a_run_that_is_killed_while_it_writes_leaves_a_whole_table(tmp_path, monkeypatch):
   released = run_lib.Releases(tmp_path)
-  for round_ in (9, 10, 11):
-    released.release({'round': round_, 'loss': 0.5})
+  for rounds_ in (9, 10, 11):
+    released.release(rows_of(rounds_))
   before = (tmp_path / 'metrics.csv').read_bytes()
 
   def half(path, content, mode):
@@ -129,18 +133,18 @@ def test_a_run_that_is_killed_while_it_writes_leaves_a_whole_table(tmp_path, mon
   with monkeypatch.context() as patch:
     patch.setattr(runfolder, '_write', half)
     with pytest.raises(OSError):
-      released.release({'round': 12, 'loss': 0.5})
+      released.release(rows_of(12))
   assert (tmp_path / 'metrics.csv').read_bytes() == before
   assert run_lib.last_round(tmp_path) == 11
-  run_lib.Releases(tmp_path).release({'round': 12, 'loss': 0.5})
+  run_lib.Releases(tmp_path).release(rows_of(12))
   assert run_lib.last_round(tmp_path) == 12
   assert (tmp_path / 'metrics.csv').read_bytes().startswith(before)
 
 
 def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
   released = run_lib.Releases(tmp_path)
-  for round_ in (1, 2):
-    released.release({'round': round_, 'private/loss': 0.5})
+  for rounds_ in (1, 2):
+    released.release(rows_of(rounds_))
   whole = (tmp_path / 'metrics.csv').read_bytes()
   noticed = 0
   for place in range(len(whole)):
