@@ -136,8 +136,7 @@ class _Worker:
     self._specs = groups.specs(input_spec)
     with tf.variable_creator_scope(record):
       model = process.make_model()
-      self._finalizers = local_training.reusable(
-          model.metric_finalizers(), model.report_local_unfinalized_metrics())
+      self._finalizers = local_training.reusable(model)
       optimizer: Any = process.client_optimizer
       optimizer = (local_training.FunctionalOptimizer(optimizer) if hasattr(optimizer, 'next')
                    else keras_model.KerasOptimizer(optimizer, model.keras))

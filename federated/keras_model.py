@@ -123,8 +123,7 @@ def evaluator(
     model: local_training.Model = KerasModel(model_fn, loss, metrics)
   else:
     model = importlib.import_module('.tff_process', __package__).as_function(model_fn)()
-  finalizers = local_training.reusable(
-      model.metric_finalizers(), model.report_local_unfinalized_metrics())
+  finalizers = local_training.reusable(model)
 
   @tf.function
   def run() -> local_training.Metrics:

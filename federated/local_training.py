@@ -141,8 +141,11 @@ def finalized(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str,
   return {name: finalize(values[name]) for name, finalize in finalizers.items()}
 
 
-def reusable(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str, Finalizer]:
-  """Returns finalizers that create their variables here, once. TFF's create them in every call."""
+def reusable(model: Model) -> Dict[str, Finalizer]:
+  """Returns the finalizers of a model's metrics, which create their variables here, once.
+
+  Those of TFF create them in every call.
+  """
 
   def of(finalize: Finalizer, example: trees.Tree) -> Finalizer:
     made: List[tf.Variable] = []
@@ -160,8 +163,9 @@ def reusable(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str, 
       finalize(example)
     return again
 
+  values = model.report_local_unfinalized_metrics()
   return {name: of(getattr(finalize, 'python_function', finalize), values[name])
-          for name, finalize in finalizers.items()}
+          for name, finalize in model.metric_finalizers().items()}
 
 
 def check_memory(graph: tf.Graph, variables: Sequence[tf.Variable]) -> None:

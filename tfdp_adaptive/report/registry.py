@@ -21,10 +21,6 @@ REQUIRED = {'name': 'name', 'curator': 'data_curators', 'description': 'descript
             'intended use': 'intended_use', 'region': 'data_product_region',
             'publication date': 'publication_date', 'registry author': 'registry_authors'}
 _ACCOUNTANTS = {'pld': 'privacy loss distributions', 'rdp': 'Renyi divergences'}
-_ADJACENCY = {
-    'zero_out': 'Two data sets are adjacent if one {unit} of one is empty in the other.',
-    'add_remove': 'Two data sets are adjacent if one has one {unit} more.',
-    'replace': 'Two data sets are adjacent if they differ in one {unit}.'}
 
 
 def fields(card: card_lib.Card) -> Dict[str, Any]:
@@ -61,14 +57,13 @@ def fields(card: card_lib.Card) -> Dict[str, Any]:
 
 
 def _privacy(card: card_lib.Card, epsilon: float) -> Dict[str, Any]:
-  unit = card.unit
   return {
       'dp_variant': {
           'variant_name': 'Approximate DP',
           'unprotected_quantities': '; '.join(statement.not_covered(card))},
       'privacy_loss': {
-          'privacy_unit': f'{unit.capitalize()}-level',
-          'privacy_unit_details': _ADJACENCY[card.adjacency].format(unit=unit),
+          'privacy_unit': f'{card.unit.capitalize()}-level',
+          'privacy_unit_details': statement.neighbours(card),
           'privacy_parameters': {
               'epsilon': float(statement.rounded_up(epsilon)), 'delta': card.delta},
           'privacy_parameters_details': statement.guarantee(card)},
