@@ -74,9 +74,7 @@ def _describe(value: Any, name: str, above: Tuple[int, ...]) -> Json:
   if isinstance(value, (np.generic, np.ndarray)) or tf.is_tensor(value) or isinstance(
       value, tf.Variable):
     return _array(value, name)
-  if isinstance(value, tf.DType):
-    return value.name
-  if isinstance(value, (tf.TensorSpec, np.dtype)):
+  if isinstance(value, (tf.DType, tf.TensorSpec, np.dtype)):
     return str(value)
   if isinstance(value, tuple) and hasattr(value, '_fields'):
     # `cautions` are text for people, and no part of what a rule does.

@@ -87,7 +87,7 @@ class InProcess(engines.PrivateFedAvg):
       return self.worker(number, spec)(*arguments)
 
     yield engines.Engine(
-        [functools.partial(train, number) for number in range(workers)],
+        [functools.partial(train, number) for number in range(int(workers))],
         lambda client: groups.batches_of(users, client, spec, self._as_one),
         functools.partial(groups.calls, size=groups.size),
         (tf.errors.OpError, TypeError, ValueError))

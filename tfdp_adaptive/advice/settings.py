@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from typing import Dict, NamedTuple, Set, Tuple
 
 import numpy as np
+import tqdm
 
 from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.trees import Tree
@@ -122,9 +122,10 @@ class Clock:
   """
 
   def __init__(self, seconds: float, verbose: int) -> None:
-    self._began = self._printed = now()
-    self._seconds, self._verbose, self._ends = seconds, verbose, math.inf
-    self._reserved = 0.0
+    self._began, self._seconds = now(), seconds
+    self._ends, self._reserved = math.inf, 0.0
+    self._bar = tqdm.tqdm(
+        bar_format='{desc}', mininterval=1, miniters=1, delay=1, disable=not verbose)
 
   def reserve(self, seconds: float) -> None:
     """Saves seconds for what comes after all parts, but half of the time at most."""
@@ -142,12 +143,9 @@ class Clock:
     """Raises `OutOfTime` if the part has no time for what costs so many seconds."""
     if self.left < cost:
       raise OutOfTime()
-    time_now = now()
-    if self._verbose and time_now - self._printed > 1:
-      self._printed = time_now
-      left = self._began + self._seconds - time_now
-      print(f'\rrecommend: {text:60.60} {left:4.0f} s left', end='', file=sys.stderr, flush=True)
+    left = self._began + self._seconds - now()
+    self._bar.set_description_str(f'recommend: {text:60.60} {left:4.0f} s left', refresh=False)
+    self._bar.update()
 
   def end(self) -> None:
-    if self._verbose:
-      print(file=sys.stderr, flush=True)
+    self._bar.close()

@@ -9,21 +9,19 @@ aggregator of their own in TensorFlow Federated.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple, TYPE_CHECKING
+from typing import Any, Optional, Tuple
 
 import dp_accounting
 import tensorflow as tf
 
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive import privacy
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.queries import sums
-
-if TYPE_CHECKING:
-  from tfdp_adaptive import privacy
 
 
 def check_rule(rule: contract.Rule) -> None:

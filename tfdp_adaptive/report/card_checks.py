@@ -94,7 +94,8 @@ def _sensitivity(number: int, run: entry_lib.Entry) -> Finding:
 
 
 def _without_guarantee(card: card_lib.Card) -> Iterator[Finding]:
-  expected = _ledger(card).card(plots=False, accountant=card.accountant, delta=card.delta or None)
+  expected = privacy.Ledger(card.runs).card(
+      plots=False, accountant=card.accountant, delta=card.delta or None)
   if expected.epsilon is not None:
     yield Finding(WRONG, 'The card gives no epsilon, but every run on it has one.')
   elif card.reason != expected.reason:
@@ -103,13 +104,9 @@ def _without_guarantee(card: card_lib.Card) -> Iterator[Finding]:
     yield Finding(VERIFIED, f'The card claims no guarantee: {card.reason or "no reason given"}.')
 
 
-def _ledger(card: card_lib.Card) -> privacy.Ledger:
-  return privacy.Ledger(card.runs)
-
-
 def _total(card: card_lib.Card) -> Iterator[Finding]:
   """Checks epsilon of the whole ledger by another accountant."""
-  ledger = _ledger(card)
+  ledger = privacy.Ledger(card.runs)
   epsilon: Any = card.epsilon
   if not ledger.guaranteed:
     yield Finding(WRONG, 'The card gives an epsilon, but a run on it has no finite cost.')
@@ -143,7 +140,7 @@ def _total(card: card_lib.Card) -> Iterator[Finding]:
 
 def _recomputed(card: card_lib.Card) -> Iterator[Finding]:
   """Computes every number of the card again, by the accountant that it names."""
-  ledger = _ledger(card)
+  ledger = privacy.Ledger(card.runs)
   expected = ledger.card(delta=card.delta, accountant=card.accountant, plots=False)
   same = card.versions == card_lib.versions()
   numbers: List[Tuple[str, Any, Any]] = [
@@ -204,7 +201,7 @@ def _ledger_inside(card: card_lib.Card, text: str) -> Iterator[Finding]:
   inside = privacy.Ledger.from_json(text).entries
   mine, theirs = ([json.dumps(card_lib.public(dataclasses.replace(entry, looks=None)).to_dict())
                    for entry in entries if entry.steps]
-                  for entries in (_ledger(card).entries, inside))
+                  for entries in (privacy.Ledger(card.runs).entries, inside))
   if sorted(mine) != sorted(theirs):
     yield Finding(WRONG, f'The ledger in the file of weights has {len(theirs)} run(s), of '
                          f'{[entry.steps for entry in inside]} steps, and is not that of the card.')

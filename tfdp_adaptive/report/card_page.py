@@ -7,18 +7,16 @@ import html as html_lib
 import math
 import pathlib
 import re
-from typing import Callable, Dict, Iterator, List, Mapping, Sequence, Tuple, TYPE_CHECKING
+from typing import Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import meaning
+from tfdp_adaptive.privacy import card as card_lib
+from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
 from tfdp_adaptive.report import card_json
 from tfdp_adaptive.report import card_points
-
-if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import card as card_lib
-  from tfdp_adaptive.privacy import entry as entry_lib
 
 FORMULA = 'Pr[M(D) in S] <= e^epsilon Pr[M(D\') in S] + delta'
 _FORMULA = ('Pr[<i>M</i>(<i>D</i>) ∈ <i>S</i>] ≤ e<sup>ε</sup> Pr[<i>M</i>(<i>D</i>′) ∈ <i>S</i>]'

@@ -8,12 +8,10 @@ Differential Privacy Guarantees", March 2025, doi 10.6028/NIST.SP.800-226.
 
 from __future__ import annotations
 
-from typing import Iterator, Tuple, TYPE_CHECKING
+from typing import Iterator, Tuple
 
+from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import statement
-
-if TYPE_CHECKING:
-  from tfdp_adaptive.privacy import card as card_lib
 
 CHECKED, WORD, UNKNOWN = 'checked by tfdp verify', "the trainer's word", 'not on this card'
 
