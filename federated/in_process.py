@@ -80,6 +80,9 @@ class InProcess(engines.PrivateFedAvg):
       with ray_engine.reach(self, workers, users) as engine:
         yield engine
       return
+    if not isinstance(workers, int):
+      raise ValueError("`workers` must be a number of clients to train side by side, or 'ray'. "
+                       f'Received: workers={workers!r}.')
     checks.whole(workers=workers)
     spec = self.batch_spec(users)
 
@@ -87,7 +90,7 @@ class InProcess(engines.PrivateFedAvg):
       return self.worker(number, spec)(*arguments)
 
     yield engines.Engine(
-        [functools.partial(train, number) for number in range(int(workers))],
+        [functools.partial(train, number) for number in range(workers)],
         lambda client: groups.batches_of(users, client, spec, self._as_one),
         functools.partial(groups.calls, size=groups.size),
         (tf.errors.OpError, TypeError, ValueError))
