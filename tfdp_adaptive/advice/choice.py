@@ -23,6 +23,13 @@ def default_delta(population_size: int) -> float:
   return float(f'1e-{len(str(population_size))}')
 
 
+def check(plan: privacy.PrivacyPlan, memory: int, objective: str) -> None:
+  if not isinstance(plan, privacy.PrivacyPlan):
+    raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan`. Received: plan={plan!r}.')
+  checks.whole(0, memory=memory)
+  checks.one_of(ERRORS, objective=objective)
+
+
 def choose(plan: privacy.PrivacyPlan, *, memory: int = 32, workload: workload_lib.Like = None,
            objective: str = 'mean') -> mechanisms.Mechanism:
   """The mechanism with the least error that the plan's sampling can account for.
@@ -46,10 +53,7 @@ def choose(plan: privacy.PrivacyPlan, *, memory: int = 32, workload: workload_li
   Returns:
     A mechanism for `dataclasses.replace(plan, mechanism=...)`. Its `reason` explains the choice.
   """
-  if not isinstance(plan, privacy.PrivacyPlan):
-    raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan`. Received: plan={plan!r}.')
-  checks.whole(0, memory=memory)
-  checks.one_of(ERRORS, objective=objective)
+  check(plan, memory, objective)
   design: Dict[str, Any] = dict(workload=workload, objective=objective)
   if plan.steps == 1:
     return mechanisms.IndependentGaussian(workload=workload).because(
