@@ -171,11 +171,37 @@ np.save(os.path.join(sys.argv[1], f'noise{worker}'), noises)
 '''
 
 
+# Each worker has a disk of its own. The seed of the chief draws all batches.
+_OPENED = '''
+import pathlib
+from tfdp_adaptive.batches import sampling_seed
+from tfdp_adaptive.report import replay
+
+whole = pathlib.Path(sys.argv[1])
+own = whole / f'own{worker}'
+own.mkdir()
+plan = tfdp.PrivacyPlan(population_size=32, batch_size=9, steps=6, l2_norm_clip=0.5,
+                        noise_multiplier=1.0, target_delta=1e-4)
+with strategy.scope():
+  model = tfdp.DPSequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+  model.compile(tfdp.DPSGD(0.1, plan=plan), loss='mse')
+model.fit(plan.batches((x, y), coins=own / 'coins', digests_to=own / 'digests'), verbose=0)
+coins, digests = whole / 'own0/coins', whole / 'own0/digests'
+sentence = sampling_seed.COMMITTED.format(
+    sampling_seed.digest(sampling_seed.opened(coins)['key']))
+said = [note for note in model.ledger.entries[0].notes if 'sampling seed' in note]
+assert said == [sentence], (worker, said)
+found = replay.check(model.privacy_card(), coins, digests)
+assert [one.kind for one in found] == ['verified'], found
+assert [path.name for path in sorted(own.iterdir())] == [[], ['coins', 'digests']][not worker]
+'''
+
+
 @pytest.fixture(name='folder', scope='module')
 def _folder(tmp_path_factory):
   """Of one run of two workers, in which all that can be compared there was compared."""
   folder = tmp_path_factory.mktemp('workers')
-  cluster.run(_COINS + _FIT, folder, folder)
+  cluster.run(_COINS + _FIT + _OPENED, folder, folder)
   return folder
 
 

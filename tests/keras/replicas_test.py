@@ -94,6 +94,17 @@ def test_rows_are_those_of_their_replica(counted, several, alone):
   assert bool(tags.in_place(counted, several=False)) == alone
 
 
+def test_every_worker_names_the_seed_of_the_chief(monkeypatch, tmp_path):
+  """A worker draws nothing by its own file, so that its digest would be of no batch."""
+  monkeypatch.setattr(workers, 'from_chief', lambda strategy, make: b'["The seed of the chief."]')
+  model = tfdp.DPSequential([compat.keras.Input([1]), compat.keras.layers.Dense(1)])
+  model.compile(tfdp.DPSGD(0.1, plan=PLAN), loss='mse')
+  data = np.ones([40, 1], np.float32), np.ones([40, 1], np.float32)
+  model.fit(PLAN.batches(data, coins=tmp_path / 'coins'), steps_per_epoch=1, verbose=0)
+  notes = model.ledger.entries[0].notes
+  assert 'The seed of the chief.' in notes and not any('digest' in note for note in notes)
+
+
 def test_two_draws_differ_and_one_is_the_same_for_all():
   drawn = PLAN.batches((np.arange(40), np.arange(40)))
   one, same = dealt(PLAN, drawn)

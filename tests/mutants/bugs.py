@@ -678,6 +678,8 @@ _BY_FILE = {
     'tfdp_adaptive/keras/fit.py': [
         ('Ctrl-C unsaid', "run.note(f'Training was interrupted", "str(f'Training was interrupted",
          'Somebody who saw numbers has stopped the run.', _RESTORED),
+        ('sampling seeds of each worker', 'workers.from_chief(', '(lambda _, make: make())(',
+         'A ledger would name a seed that drew no batch.', 'keras/replicas_test.py'),
     ],
     'tfdp_adaptive/keras/model.py': [
         ('functions that are set later', 'signature += str([id(one) for one in (',

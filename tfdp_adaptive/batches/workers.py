@@ -63,7 +63,8 @@ class Distributed:
       here = context.num_replicas_in_sync // context.num_input_pipelines
       rows = ReplicaRows(context.num_replicas_in_sync, context.input_pipeline_id * here, here)
       return dataclasses.replace(
-          drawn, start_step=lambda: self._start, seed=self._seed, replica_rows=rows, beside=True)
+          drawn, start_step=lambda: self._start, seed=self._seed, replica_rows=rows, beside=True,
+          log=drawn.log if strategy.extended.should_checkpoint else None)  # The chief writes it.
 
     self.batches = strategy.distribute_datasets_from_function(of_worker)
 

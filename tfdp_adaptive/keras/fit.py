@@ -7,6 +7,7 @@ Keras, or over the replicas of a `tf.distribute` strategy.
 
 import contextlib
 import inspect
+import json
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import tensorflow as tf
@@ -44,7 +45,6 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
   run, drawn = model.optimizer.run, isinstance(x, batches_lib.Batches)
   if drawn:
     run.reads(x.records.source)
-  notes = x.notes if drawn else list
   if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
     kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
   kwargs['callbacks'] = callbacks_lib.with_divergence_check(kwargs.get('callbacks'))
@@ -52,7 +52,10 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
   if replicas > 1:
     known = compat.input_specs(model) is not None
     model.validate_for_replicas(None if known else _specs(x, specs))
-  callbacks_lib.before_fit(model, kwargs['callbacks'], notes())
+  # The chief draws for all workers, so only its sampling seed begins.
+  notes = json.loads(workers.from_chief(
+      model.distribute_strategy, lambda: json.dumps(x.notes() if drawn else []).encode()))
+  callbacks_lib.before_fit(model, kwargs['callbacks'], notes)
   prepared = model.prepare_data(fed(model, x, kwargs), y, kwargs)
   try:
     with errors.unwrapped(tf.errors.OpError):
@@ -62,7 +65,8 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
              'that, the epsilon of all planned steps holds.')
     raise
   finally:
-    callbacks_lib.after_fit(model, kwargs['callbacks'], notes())
+    found = x.records.source.notes() if drawn else []
+    callbacks_lib.after_fit(model, kwargs['callbacks'], found)
 
 
 def check_fit(optimizer: optimizer_lib.DPOptimizer, x: trees.Tree, y: trees.Tree,
