@@ -478,8 +478,6 @@ _BY_FILE = {
     'tfdp_adaptive/batches/views.py': [
         ('a view counts like an example', 'w / np.float32(self.count)', 'w',
          'A record is the mean of its views, and a user that of its examples.', _VIEWS),
-        ('views of any shape', 'value.shape == place.shape[1:] for', 'True for',
-         'NumPy would spread a single number over an example.', _VIEWS),
     ],
     'tfdp_adaptive/clipping/chunks.py': [
         ('sums over views', 'lambda w: repeat(w) / views', 'lambda w: repeat(w)',
@@ -556,6 +554,8 @@ _BY_FILE = {
          'A changed card would be verified.', 'report/signing_test.py'),
     ],
     'tfdp_adaptive/batches/sources.py': [
+        ('views of any shape', 'if one.shape != shape:', 'if False:',
+         'NumPy would spread a single number over an example.', _VIEWS),
         ('how many records there are', "f'{len(leaves(parts))} arrays of {len(lengths)} different",
          "f'{sorted(lengths)} arrays of different", 'The number of records may be private.',
          'privacy/secret_counts_test.py'),

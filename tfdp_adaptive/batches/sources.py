@@ -156,8 +156,8 @@ def _of_records(records: Any) -> Source:
   """Returns a source of an object that has the record of each number."""
   if not len(records):
     raise ValueError('`data` has no examples.')
-  specs = map_structure(lambda a: spec(a[np.newaxis]), _record(records[0]))
-  read = lambda indices: stacked([_record(one) for one in rows(records, indices)], specs)
+  specs = map_structure(lambda a: spec(a[np.newaxis]), record(records[0]))
+  read = lambda indices: stacked([record(one) for one in rows(records, indices)], specs)
   return Source(len(records), specs, read)
 
 
@@ -238,7 +238,7 @@ def _column(arrays: List[Any], spec_of_one: tf.TensorSpec) -> np.ndarray:
   return result
 
 
-def _record(record: Nest) -> Any:
+def record(parts: Nest) -> Any:
   """Returns a record as a nest of arrays."""
   def leaf(value: object) -> np.ndarray:
     if value is None:
@@ -247,7 +247,7 @@ def _record(record: Nest) -> Any:
                        "others: `columns=('image', 'label')`.")
     return _array(value, axes=0)
 
-  return map_structure(leaf, record)
+  return map_structure(leaf, parts)
 
 
 def _rows(batch: Nest) -> int:

@@ -66,36 +66,29 @@ class Views:
     flat = sources.map_structure(lambda a: a.reshape((-1,) + a.shape[axes:]), data)
     drawn = sources.map_structure(
         lambda a: np.zeros(a.shape[:1] + (self.count,) + a.shape[1:], a.dtype), flat)
-    for example in range(len(sources.leaves(flat)[0])):
-      for view in range(self.count):
-        self._draw(sources.map_structure(lambda a, i=example: a[i], flat),
-                   sources.map_structure(lambda a, i=example, k=view: a[i, k:k + 1], drawn))
+    for i in range(len(sources.leaves(flat)[0])):
+      views = self._views(sources.map_structure(lambda a, i=i: a[i], flat))
+      for place, values in zip(sources.leaves(drawn), sources.leaves(views)):
+        place[i] = values
     return sources.map_structure(lambda a: a.reshape(shape + a.shape[1:]), drawn)
 
-  def _draw(self, example: Tuple[Any, ...], places: Tuple[Any, ...]) -> None:
-    """Writes one view of an example into `places`, arrays of shape [1, ...]."""
+  def _views(self, example: Tuple[Any, ...]) -> Tuple[Any, ...]:
+    """Returns the views of one example, arrays of shape [views, ...]."""
     assert self.augment is not None
     pair = len(example) > 1
-    one, there = (example, places) if pair else (example[0], places[0])
-    view = self.augment(*one) if pair and _takes_two(self.augment) else self.augment(one)
-    view = tuple(view) if pair and isinstance(view, list) else view
-    differs, pairs = 'structure', []
+    arguments = (example,) if pair and not _takes_two(self.augment) else example
+    views = [self.augment(*arguments) for _ in range(self.count)]
     try:
-      tf.nest.assert_same_structure(one, view)
-      pairs = [(np.asarray(a), b) for a, b in zip(tf.nest.flatten(view), tf.nest.flatten(there))]
-      shapes = all(value.shape == place.shape[1:] for value, place in pairs)
-      types = all(value.dtype.kind in 'OSU' if place.dtype == object else
-                  np.can_cast(value.dtype, place.dtype, 'same_kind') for value, place in pairs)
-      differs = '' if shapes and types else 'type' if shapes else 'shape'
-    except (TypeError, ValueError):
-      pass
-    if differs:
+      records = [sources.record(tuple(view) if pair and isinstance(view, list) else view)
+                 for view in views]
+      one = sources.map_structure(lambda a: sources.spec(np.asarray(a)[np.newaxis]), example)
+      stacked = sources.stacked(records, one if pair else one[0])
+    except (ValueError, TypeError) as error:
       raise ValueError(
           '`augment` must return one view of the example that it is given, of the same structure, '
-          f'shapes and types. Received: a view of another {differs}. Change sizes and types of '
-          'all examples before `plan.batches`.')
-    for value, place in pairs:
-      place[0] = value if value.shape or place.dtype != object else value.item()
+          'shapes and types. Received: a view of others. Change sizes and types of all examples '
+          'before `plan.batches`.') from error
+    return stacked if pair else (stacked,)
 
 
 def of(source: sources.Source, augment: Optional[Callable[..., Any]],

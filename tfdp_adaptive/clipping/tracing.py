@@ -335,10 +335,8 @@ class _Wrapped:
   """
 
   def __init__(self, layer: compat.Layer) -> None:
-    self.users = 0
-    self._layer, self._name = layer, compat.called(layer)
-    self._own = {name: value for name, value in vars(layer).items() if name == self._name}
-    function = getattr(layer, self._name)
+    self.users, name = 0, compat.called(layer)
+    function = getattr(layer, name)
 
     def call(*args: trees.Tree, **kwargs: trees.Tree) -> trees.Tree:
       converted = compat.autographed(layer, function)
@@ -347,11 +345,9 @@ class _Wrapped:
         return converted(*args, **kwargs)
       return recorder.called(layer, converted, registry.Call(args, kwargs))
 
-    layer.__dict__[self._name] = compat.unconverted(call)
-
-  def restore(self) -> None:
-    del self._layer.__dict__[self._name]
-    self._layer.__dict__.update(self._own)
+    self._stack = contextlib.ExitStack()
+    self._stack.enter_context(compat.swapped(layer, **{name: compat.unconverted(call)}))
+    self.restore = self._stack.close
 
 
 _WRAPPED: Dict[int, _Wrapped] = {}  # Keys are ids of layers.

@@ -110,24 +110,16 @@ def counting(
     compiled.build(y, outputs)
   if not stack.KERAS_3 and not compiled._built:
     compiled.build(outputs, y)
-  swapped: List[Any] = []
   unweighted = compiled._flat_metrics if stack.KERAS_3 else compiled._metrics
   of_outputs = compiled._flatten_y(weights) if stack.KERAS_3 else tf.nest.flatten(weights)
-  for some, weight in zip(unweighted, of_outputs):
-    for metric in tf.nest.flatten(some):
-      if metric is not None:
-        swapped.append((vars(metric), vars(metric).get('update_state')))
-        own = metric.update_state
-        vars(metric)['update_state'] = (
-            lambda y, p, sample_weight=None, own=own, weight=weight: own(
-                y, p, sample_weight=weight))
-  try:
+  with contextlib.ExitStack() as swapped:
+    for some, weight in zip(unweighted, of_outputs):
+      for metric in tf.nest.flatten(some):
+        if metric is not None:
+          swapped.enter_context(stack.swapped(metric, update_state=(
+              lambda y, p, sample_weight=None, own=metric.update_state, weight=weight: own(
+                  y, p, sample_weight=weight))))
     yield
-  finally:
-    for attributes, before in swapped:
-      del attributes['update_state']
-      if before is not None:
-        attributes['update_state'] = before
 
 
 def init_optimizer(

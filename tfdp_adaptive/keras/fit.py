@@ -120,16 +120,14 @@ def by_name(function: Callable[..., Any], skip: int, args: Sequence[Any],
     skip: How many of its parameters, `self` included, were taken before `args`.
     args: By position.
     kwargs: By name.
+
+  Raises:
+    TypeError: If there are too many, or one of them twice.
   """
-  names = list(inspect.signature(function).parameters)[skip:]
-  if len(args) > len(names):
-    raise TypeError(f'`{function.__name__}` takes at most {skip - 1 + len(names)} arguments. '
-                    f'Received: {skip - 1 + len(args)}.')
-  placed = dict(zip(names, args))
-  twice = sorted(set(placed) & set(kwargs))
-  if twice:
-    raise TypeError(f'`{function.__name__}` was given {twice} by position and by name.')
-  return {**kwargs, **placed}
+  signature = inspect.signature(function)
+  known = {name: kwargs[name] for name in kwargs if name in signature.parameters}
+  placed = signature.bind_partial(*[None] * skip, *args, **known).arguments
+  return {**kwargs, **dict([*placed.items()][skip:])}
 
 
 def loss_weights(value: trees.Tree) -> Any:

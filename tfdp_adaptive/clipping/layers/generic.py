@@ -100,7 +100,7 @@ def _dropout(layer: compat.Layer, stand_in: Callable[..., tf.Tensor]) -> Iterato
 
   with contextlib.ExitStack() as stack:
     for one in inside.values():
-      stack.enter_context(registry.swapped(one, call=wrapper(one.call)))
+      stack.enter_context(compat.swapped(one, call=wrapper(one.call)))
     yield
 
 

@@ -86,7 +86,7 @@ def _at_bias(
     taps.append((bias, positions, more))
     return bias
 
-  with registry.swapped(layer, compute_bias=tapped):
+  with compat.swapped(layer, compute_bias=tapped):
     outputs = function(*call.args, **call.kwargs)
   if len(taps) != 1:
     raise registry.Unsupported(
@@ -105,7 +105,7 @@ def t5_attention(
   cotangents = tf.cast(cotangents, trees.wide(cotangents.dtype))
   table = layer.relative_attention_bias
   identity = tf.eye(table.shape[0], dtype=cotangents.dtype)
-  with registry.swapped(layer, relative_attention_bias=identity):
+  with compat.swapped(layer, relative_attention_bias=identity):
     buckets = layer.compute_bias(*positions, **more)[0]  # [buckets, queries, keys], of 0 and 1.
   yield table, factors.explicit(tf.einsum('nhqk,bqk->nbh', cotangents, buckets))
 

@@ -19,7 +19,7 @@ def _normalized(layer: compat.Layer, call: registry.Call, **without: object) -> 
 
   This repeats the operations of the layer's call, which TensorFlow computes only once.
   """
-  with registry.swapped(layer, **without):
+  with compat.swapped(layer, **without):
     outputs = type(layer).call(layer, *call.args, **call.kwargs)
   return tf.cast(outputs, trees.wide(outputs.dtype))
 
@@ -75,7 +75,7 @@ def _at_scale(
   one = [1, 1] if scale.shape.rank == 0 else [1, 1, *scale.shape]  # Axes of queries and values.
   scales = tf.broadcast_to(tf.reshape(scale, [1, *one]), [tf.shape(query)[0], *one])
   tape.watch(scales)
-  with registry.swapped(layer, scale=scales):
+  with compat.swapped(layer, scale=scales):
     outputs = function(*call.args, **call.kwargs)
   return call._replace(outputs=outputs, taps=scales)
 

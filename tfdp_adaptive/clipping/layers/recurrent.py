@@ -157,7 +157,7 @@ def tap(
   args, kwargs = tf.nest.map_structure(
       lambda t: tf.stop_gradient(t) if tf.is_tensor(t) and t.dtype.is_floating else t,
       (call.args, call.kwargs))
-  with registry.swapped(layer, **_getters(weights, sequence=True)), registry.swapped(
+  with compat.swapped(layer, **_getters(weights, sequence=True)), compat.swapped(
       cell, **_getters(weights, sequence=False)):
     outputs = function(*args, **kwargs)
 

@@ -16,9 +16,8 @@ along the first axis of everything, and no example may depend on another.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -148,24 +147,10 @@ def at_activation(
     taps.append(x)
     return activation(x)
 
-  with swapped(layer, activation=tapped):
+  with compat.swapped(layer, activation=tapped):
     outputs = function(*call.args, **call.kwargs)
   tap, = taps
   return call._replace(outputs=outputs, taps=tap)
-
-
-@contextlib.contextmanager
-def swapped(owner: object, **attributes: object) -> Iterator[None]:
-  """Replaces attributes of an object in a `with` block, and restores them afterwards."""
-  own = vars(owner)
-  before = {name: own[name] for name in attributes if name in own}
-  own.update(attributes)
-  try:
-    yield
-  finally:
-    for name in attributes:
-      del own[name]
-    own.update(before)
 
 
 def register(
