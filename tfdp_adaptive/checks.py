@@ -5,7 +5,7 @@ import json
 import math
 import numbers
 import sys
-from typing import Any, Callable, Collection, Dict
+from typing import Any, Callable, Collection, Dict, Union
 
 import numpy as np
 
@@ -61,6 +61,11 @@ def decay(**values: object) -> None:
   _require('in [0, 1)', lambda x: is_number(x) and 0 <= x < 1, values)
 
 
+def instance(kinds: Any, wanted: str, **values: object) -> None:
+  """Checks that values are of some classes, which `wanted` describes."""
+  _require(wanted, lambda x: isinstance(x, kinds), values)
+
+
 def one_of(choices: Collection[Any], **values: object) -> None:
   for name, value in values.items():
     try:
@@ -86,7 +91,7 @@ def for_json(value: object) -> Any:
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_json(text: str, what: str, kind: str, version: int) -> Dict[str, Any]:
+def read_json(text: Union[str, bytes], what: str, kind: str, version: int) -> Dict[str, Any]:
   """Returns the content of a JSON text whose `format` and `version` must be as expected."""
   try:
     content = json.loads(text)

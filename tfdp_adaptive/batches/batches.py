@@ -145,10 +145,9 @@ class Batches(passes.Lazy):
 
   def make(self) -> tf.data.Dataset:
     *data, weight = self.signature
-    if self.views is not None:
-      weight = tags.Tagged(weight, tf.TensorSpec([self.views.count], tf.int32))
-    elif self.beside:
-      weight = tags.Tagged(weight, tf.TensorSpec([], tf.int32))
+    if self.views is not None or self.beside:
+      views = [] if self.views is None else [self.views.count]
+      weight = tags.Tagged(weight, tf.TensorSpec(views, tf.int32))
     else:
       weight = tf.nest.map_structure(lambda s: tf.TensorSpec(s.shape, tf.float64), weight)
     rows = None if self.most is None else self.replica_rows.rows(self.most)
@@ -175,8 +174,8 @@ class Batches(passes.Lazy):
     *data, weight = self._untagged(indices, rows, step)
     numbers = tags.of_rows(self.plan, step, rows, first, self.seed.draw)
     if self.views is not None:
-      return (*data, tags.Tagged(weight, self.views.repeated(numbers, 1)))
-    if self.beside:
+      numbers = self.views.repeated(numbers, 1)
+    if self.views is not None or self.beside:
       return (*data, tags.Tagged(weight, numbers))
     return (*data, sources.map_structure(lambda w: tags.write(w, numbers), weight))
 
@@ -188,6 +187,34 @@ class Batches(passes.Lazy):
     *data, weight = batch
     return (*sources.map_structure(lambda a: padding.padded(a, rows), tuple(data)),
             sources.map_structure(lambda w: padding.padded(w, rows, padding.EMPTY), weight))
+
+
+def check_order(plan: terms_lib.Terms, steps: int, before: Optional[str], found: str,
+                in_file: bool = False) -> None:
+  """Refuses records that differ from those of earlier steps.
+
+  Where random numbers are not drawn at every step, the place of a record decides when it takes
+  part: moved, it would take part sooner than is accounted for.
+
+  Args:
+    plan: The plan.
+    steps: The number of earlier steps.
+    before: Digest of the records of these steps, or None.
+    found: Digest of the records.
+    in_file: Whether the file of a sampling seed knows the records, too.
+  """
+  if steps and before not in (None, found):
+    raise errors.PrivacyError(
+        f'A run by {plan.sampling} goes on with the records that it began with, in the '
+        'same order: by their places they would take part sooner than they are accounted for. '
+        f'Received: after {steps} steps, other records, or in another order. Give '
+        'those of the first `fit`; for others make a new plan, optimizer and run.')
+  if steps and before is None and not in_file:
+    errors.caution(
+        f'The {steps} steps so far were taken elsewhere, and nothing tells whether the '
+        'records are the same, in the same order: in other places they would take part sooner '
+        'than is accounted for. Name a SECRET file that knows, when a run begins and when it '
+        'goes on: `plan.batches(data, coins=PATH)`; or use `tfdp.callbacks.BackupAndRestore`.')
 
 
 NOT_OF_THE_PLAN = (

@@ -28,7 +28,9 @@ from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import step
 from tfdp_adaptive.keras import weight_ledger
+from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import weight_digests
 
 keras: Any = compat.keras
 
@@ -173,7 +175,13 @@ class DPModel(_Mixin):
       words: Your own statements, such as `{'the data': 'one review per person'}`.
       looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
-    return weight_ledger.card_of_model(self, audits, words, looks=looks)
+    run = getattr(getattr(self, 'optimizer', None), 'run', None)
+    entries = self.ledger.entries if run is None else weight_ledger.entries_of_run(run)
+    if entries[1:] and not entries[-1].steps:  # Compiled anew, and not trained.
+      entries = entries[:-1]
+    return weight_ledger.card(
+        entries, audits=audits, looks=looks, weights=weight_digests.of(compat.saved_arrays(self)),
+        words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
 
   @property
   def trainable_weights(self) -> List[Any]:
@@ -322,8 +330,11 @@ class DPModel(_Mixin):
 
   def _validate_eagerly(self, specs: trees.Tree) -> None:
     validation.validate_model(self, specs)
-    run = self.optimizer.run
-    run.disclose(self, self.check_held(self._public_penalty))
+    numbers, held = self.check_held(self._public_penalty), validation.seen(self)
+    disclosures.check(self, held, getattr(self.optimizer.plan, 'population_size', None))
+    covered = lambda layer: disclosures.label(layer) in [
+        one.rule for one in weight_ledger.Ledger([layer]).entries()]
+    self.optimizer.run.note(*disclosures.sentences(self, held, numbers, covered))
 
   def check_held(self, public: Optional[str] = None) -> List[float]:
     """Refuses private arrays in functions of a step; see `validation.check_held`."""

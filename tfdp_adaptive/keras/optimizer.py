@@ -197,22 +197,27 @@ class DPOptimizer(compat.GlobalOptimizer):
   @property
   def ledger(self) -> ledger_lib.Ledger:
     """Returns the `tfdp.Ledger` of the model's weights, with all private runs on them so far."""
-    return self.run.ledger()
+    return weight_ledger.of_run(self.run)
 
   def ledger_after(self, steps: int) -> ledger_lib.Ledger:
-    """Returns the `tfdp.Ledger` of the weights when this run has done `steps` steps in all."""
-    return self.run.ledger(steps)
+    """Returns the `tfdp.Ledger` of the weights when this run has done `steps` steps in all.
+
+    Raises:
+      ValueError: If the optimizer has no plan, because then no privacy is accounted for.
+    """
+    if self.plan is None:
+      raise ValueError('Without a plan there is no epsilon: sampling and number of steps are '
+                       'unknown. Make a `tfdp.PrivacyPlan` and pass `plan=`.')
+    return weight_ledger.of_run(self.run, steps)
 
   def epsilon(self, steps: Optional[int] = None) -> float:
     """Returns epsilon at the plan's delta after `steps` steps (default: all planned).
 
     Runs of other optimizers on the same weights are added. The epsilon spent so far is
-    `optimizer.ledger.epsilon()`.
-
-    Raises:
-      ValueError: If the optimizer has no plan, because then no privacy is accounted for.
+    `optimizer.ledger.epsilon()`. Raises like `ledger_after`.
     """
-    return self.run.epsilon(steps)
+    steps = getattr(self.plan, 'steps', 0) if steps is None else steps
+    return self.ledger_after(steps).epsilon(getattr(self.plan, 'target_delta', None))
 
   def statement(self, steps: Optional[int] = None) -> str:
     """Returns the privacy statement of the trained model, in plain text."""
@@ -221,7 +226,8 @@ class DPOptimizer(compat.GlobalOptimizer):
         f'{self.name}: noise multiplier {self.noise_multiplier:g}, clip norm '
         f'{self.l2_norm_clip:g}, divisor {self.batch_size:g}, {self.adjacency} adjacency. There is '
         'no epsilon to state: without a tfdp.PrivacyPlan neither sampling nor steps are known.\n\n')
-    return text + statement_lib.of(weight_ledger.card_of_run(self.run, planned, plots=False))
+    entries = weight_ledger.entries_of_run(self.run, planned)
+    return text + statement_lib.of(weight_ledger.card(entries, plots=False))
 
   # State.
 
@@ -323,7 +329,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   @contextlib.contextmanager
   def _allow_apply(self) -> Iterator[None]:
-    self._applying = True
+    self._applying = True  # Replicas take turns inside: no earlier value is put back.
     try:
       yield
     finally:

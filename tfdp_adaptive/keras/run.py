@@ -16,14 +16,11 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.independence import disclosures
-from tfdp_adaptive.independence import validation
+from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 
-_NO_PLAN = ('Without a plan there is no epsilon: sampling and number of steps are unknown. Make a '
-            '`tfdp.PrivacyPlan` and pass `plan=`.')
 _FINGERPRINT = 'fingerprint'  # Key beside the ledger entry of a run in a file.
 _LONGEST = 100  # Characters of a value in a message.
 _TEXTS = 'notes', 'engines', 'shared'  # Of an entry.
@@ -64,11 +61,7 @@ class Run(weight_ledger.State):
     self.bases: Set[str] = set()
     self._use_ema = use_ema
     self.stopped: Optional[int] = None
-    self._id, self._foreign = ledger_lib.new_run(), ''
-    self._resumed: Tuple[Tuple[str, int], ...] = ()
-    self._clip_norms: Tuple[Tuple[int, float], ...] = ()  # Clip norms of restored steps.
-    self._restored: List[Tuple[ledger_lib.Entry, Dict[str, Any]]] = []  # Not compared yet.
-    self._closed: List[ledger_lib.Entry] = []  # Restored without their state.
+    self._id, self._earlier = ledger_lib.new_run(), _Earlier()
     self.step_counts: Any = None
 
   def of(self, model: compat.Model) -> None:
@@ -95,14 +88,6 @@ class Run(weight_ledger.State):
     for name, new in more.items():
       old = self.said[name]
       self.said[name] = tuple(dict.fromkeys((*old, *new))) if name in _TEXTS else max(old, new)
-
-  def disclose(self, model: compat.Model, numbers: Sequence[float] = ()) -> None:
-    """Notes what a model, and numbers of its loss and schedule, may hold of private data."""
-    held = validation.seen(model)
-    disclosures.check(model, held, getattr(self.plan, 'population_size', None))
-    covered = lambda layer: disclosures.label(layer) in [
-        one.rule for one in weight_ledger.Ledger([layer]).entries()]
-    self.note(*disclosures.sentences(model, held, numbers, covered))
 
   @property
   def steps(self) -> int:
@@ -140,18 +125,18 @@ class Run(weight_ledger.State):
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
     """Returns the entries of the run: branches replaced by older weights, then the current one."""
-    self._compare()
+    earlier = self._settled()
     now, last, most, times = self.steps, 0, 0, 0
     if self.step_counts is not None:
       last, most, times, _ = compat.read(self.step_counts).tolist()
       times += now < last
     run = lambda branch: f'{self._id}.{branch}'
-    unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if self._foreign else []
+    unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if earlier.foreign else []
     undone = [self._entry(most, run(branch), ()) for branch in range(times)]
     steps = max(now if steps is None else steps, self.stopped or 0)
-    closed = [*self._closed, *(entry for entry, _ in self._restored)]
-    mine = self._entry(steps, run(times), self._resumed)
-    return [*self.read.values(), *closed, *unknown, *undone, mine]
+    beside = [*earlier.beside, *(entry for entry, _ in earlier.waiting)]
+    mine = self._entry(steps, run(times), earlier.resumed)
+    return [*self.read.values(), *beside, *unknown, *undone, mine]
 
   def _entry(self, steps: int, run: str, resumed: Tuple[Tuple[str, int], ...]) -> ledger_lib.Entry:
     begun, = ledger_lib.Ledger().begin(self.plan, self.rule).entries
@@ -159,69 +144,24 @@ class Run(weight_ledger.State):
     if self.plan is not None:
       steps = min(steps, self.plan.steps)  # Later steps release nothing of the data.
       taken = self.steps if self.steps < steps == self.stopped else None
-      norms = _parts(self._clip_norms, steps if taken is None else taken, self.plan.l2_norm_clip)
-      parts = dict(plan=self._clipped_at(norms[-1][1]), taken=taken,
-                   clip_norms=norms if len(norms) > 1 else ())
-    said: Dict[str, Any] = {
-        name: tuple(self.said[name]) if name in _TEXTS else self.said[name]
-        for name in self.said}
-    return dataclasses.replace(begun, steps=steps, run=run, resumed=resumed, **said, **parts)
-
-  def _clipped_at(self, norm: float) -> Any:
-    return self.plan if norm == self.plan.l2_norm_clip else dataclasses.replace(
-        self.plan, l2_norm_clip=norm)
-
-  # Privacy of the run, all of it from `ledger`.
-
-  def ledger(self, steps: Optional[int] = None) -> ledger_lib.Ledger:
-    """Returns all that the weights have cost after `steps` steps of this run (default: now).
-
-    Raises:
-      ValueError: For `steps` without a plan.
-    """
-    if steps is not None and self.plan is None:
-      raise ValueError(_NO_PLAN)
-    return ledger_lib.Ledger(tuple(entry for entry in self.all_entries(steps) if entry.steps))
-
-  def all_entries(self, steps: Optional[int]) -> List[ledger_lib.Entry]:
-    """Returns the other runs of the weights, then this run."""
-    mine = self.entries(steps)
-    others = weight_ledger.Ledger(self.variables).entries(besides=self)
-    counted = weight_ledger.spent([*others, *mine]).entries
-    return [*(entry for entry in counted if entry.run != mine[-1].run), mine[-1]]
-
-  def epsilon(self, steps: Optional[int] = None) -> float:
-    """Returns epsilon at the plan's delta after `steps` steps (default: all that are planned)."""
-    if self.plan is None:
-      raise ValueError(_NO_PLAN)
-    return self.ledger(self.plan.steps if steps is None else steps).epsilon(self.plan.target_delta)
+      done = steps if taken is None else taken
+      norms = _parts(self._earlier.clip_norms, done, self.plan.l2_norm_clip)
+      parts = dict(taken=taken, clip_norms=norms if len(norms) > 1 else ())
+      if norms[-1][1] != self.plan.l2_norm_clip:
+        parts['plan'] = dataclasses.replace(self.plan, l2_norm_clip=norms[-1][1])
+    return dataclasses.replace(begun, steps=steps, run=run, resumed=resumed, **self.said, **parts)
 
   def check_records(self, digest: Callable[[], str], in_file: bool = False) -> None:
-    """Refuses records that differ from those of earlier steps, if the order of records matters.
-
-    Where random numbers are not drawn at every step, the place of a record decides when it takes
-    part: moved, it would take part sooner than is accounted for.
+    """Refuses records that differ from those of earlier steps, if their order matters.
 
     Args:
       digest: Returns a digest of the records; called where their places decide something.
       in_file: Whether the file of a sampling seed knows the records, too.
     """
-    if self.plan.sampling.drawn_each_step:
-      return
-    found = digest()
-    if self.steps and self.records is not None and self.records != found:
-      raise errors.PrivacyError(
-          f'A run by {self.plan.sampling} goes on with the records that it began with, in the '
-          'same order: by their places they would take part sooner than they are accounted for. '
-          f'Received: after {self.steps} steps, other records, or in another order. Give '
-          'those of the first `fit`; for others make a new plan, optimizer and run.')
-    if self.steps and self.records is None and not in_file:
-      errors.caution(
-          f'The {self.steps} steps so far were taken elsewhere, and nothing tells whether the '
-          'records are the same, in the same order: in other places they would take part sooner '
-          'than is accounted for. Name a SECRET file that knows, when a run begins and when it '
-          'goes on: `plan.batches(data, coins=PATH)`; or use `tfdp.callbacks.BackupAndRestore`.')
-    self.records = found
+    if not self.plan.sampling.drawn_each_step:
+      found = digest()
+      batches_lib.check_order(self.plan, self.steps, self.records, found, in_file)
+      self.records = found
 
   # In files, the run is beside the optimizer's state.
 
@@ -260,7 +200,7 @@ class Run(weight_ledger.State):
     """Continues the run of a file whose state was or will be restored."""
     for entry in weight_ledger.parsed(string_value).entries if string_value else ():
       if entry.steps and entry.run.split('.')[0] != self._id:
-        self._restored.append((entry, fingerprint(string_value)))
+        self._earlier.waiting.append((entry, fingerprint(string_value)))
         if self.step_counts is not None:
           last, most, times, _ = compat.read(self.step_counts).tolist()
           self.step_counts.assign([last, most, times, -1])
@@ -269,44 +209,69 @@ class Run(weight_ledger.State):
     """Counts the run of a file, whose state was not restored, beside this one, if it took steps."""
     entries = weight_ledger.parsed(content).entries if content else ()
     taken = [entry for entry in entries if entry.steps]
-    self._closed += taken
+    self._earlier.beside += taken
     return bool(taken)
 
-  def _compare(self) -> None:
-    """Continues each restored entry whose state is here, and closes the others.
-
-    The state of an optimizer may be restored after its entry in the ledger, or not at all: Keras
-    and TensorFlow leave out what does not fit. Then a new run begins.
-    """
-    if self.state is None:
-      return
-    while self._restored:
-      entry, needed = self._restored.pop(0)
-      first = compat.read(self.step_counts).tolist()[-1]
-      if (self.steps if first < 0 else first) < entry.done:
-        self._closed.append(entry)
-        continue
-      self._foreign = ('' if _same_plan(entry.plan, self.plan) else
-                       'a checkpoint of another plan') or differences(
-                           needed, self.fingerprint())
-      self._resumed = entry.resumed + ((entry.run, entry.steps),)
-      norm = entry.plan and entry.plan.l2_norm_clip
-      self._clip_norms = entry.clip_norms or ((entry.done, norm),)
-      self.say(**{name: getattr(entry, name) for name in (
-          'examples_per_user', 'notes', 'engines', 'seeded', 'shared')})
-      self.said['own_sampler'] = '; '.join(dict.fromkeys(filter(
-          None, (entry.own_sampler, self.said['own_sampler']))))
-      self.stopped = max(self.stopped or 0, entry.steps)  # All that the file counts.
+  def _settled(self) -> '_Earlier':
+    """Returns what is known of earlier steps, once the state of the run is here."""
+    if self.state is not None and self._earlier.waiting:
+      self._earlier.settle(self, compat.read(self.step_counts).tolist()[-1])
+    return self._earlier
 
   def refuse_foreign(self) -> None:
     """Refuses to go on with steps that were restored from a checkpoint of another run."""
-    self._compare()
-    if self._foreign:
+    foreign = self._settled().foreign
+    if foreign:
       raise errors.PrivacyError(
           'A run must resume with the plan, optimizer and trained variables it started with. '
-          f'Received: {self.steps} steps restored from {self._foreign}. Give the plan and '
+          f'Received: {self.steps} steps restored from {foreign}. Give the plan and '
           'optimizer of the checkpoint, and freeze the same layers. For others, start in another '
           'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
+
+
+@dataclasses.dataclass
+class _Earlier:
+  """What files tell of steps before those that a run has taken here.
+
+  Attributes:
+    waiting: `(entry, fingerprint)` of files whose state may still be restored.
+    beside: Entries whose state was not restored. They count as runs of their own.
+    resumed: `(run, steps)` of the runs whose steps are among those of the run.
+    clip_norms: `(steps, clip norm)` of these steps.
+    foreign: Another run whose steps these are; '' if there is none.
+  """
+
+  waiting: List[Tuple[ledger_lib.Entry, Dict[str, Any]]] = dataclasses.field(default_factory=list)
+  beside: List[ledger_lib.Entry] = dataclasses.field(default_factory=list)
+  resumed: Tuple[Tuple[str, int], ...] = ()
+  clip_norms: Tuple[Tuple[int, float], ...] = ()
+  foreign: str = ''
+
+  def settle(self, run: Run, first: int) -> None:
+    """Continues each waiting entry whose state is here, and puts the others beside.
+
+    The state of an optimizer may be restored after its entry in the ledger, or not at all: Keras
+    and TensorFlow leave out what does not fit. Then a new run begins.
+
+    Args:
+      run: The run, whose state is here.
+      first: The number of steps before the first that was taken here, or -1.
+    """
+    while self.waiting:
+      entry, needed = self.waiting.pop(0)
+      if (run.steps if first < 0 else first) < entry.done:
+        self.beside.append(entry)
+        continue
+      self.foreign = ('' if _same_plan(entry.plan, run.plan) else
+                      'a checkpoint of another plan') or differences(needed, run.fingerprint())
+      self.resumed = entry.resumed + ((entry.run, entry.steps),)
+      norm = entry.plan and entry.plan.l2_norm_clip
+      self.clip_norms = entry.clip_norms or ((entry.done, norm),)
+      run.say(**{name: getattr(entry, name) for name in (
+          'examples_per_user', 'notes', 'engines', 'seeded', 'shared')})
+      run.said['own_sampler'] = '; '.join(dict.fromkeys(filter(
+          None, (entry.own_sampler, run.said['own_sampler']))))
+      run.stopped = max(run.stopped or 0, entry.steps)  # All that the file counts.
 
 
 def fingerprint(content: bytes) -> Dict[str, Any]:

@@ -11,7 +11,7 @@ alone.
 import contextlib
 import logging
 import os
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,6 @@ from tfdp_adaptive import runfolder
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
-from tfdp_adaptive.privacy import weight_digests
 
 # A SavedModel would log, for every variable, that it does not read its ledger back.
 logging.getLogger('tensorflow').addFilter(
@@ -108,15 +107,22 @@ def spent(some: Sequence[ledger_lib.Entry]) -> ledger_lib.Ledger:
   return ledger_lib.Ledger(tuple(entry for entry in counted if entry.steps))
 
 
-def parsed(content: object) -> ledger_lib.Ledger:
-  """Returns the ledger in the bytes of a file."""
-  try:
-    text = bytes(np.asarray(bytearray(content) if isinstance(content, bytes) else content,
-                            np.uint8)).decode()
-  except (TypeError, ValueError, OverflowError) as error:
-    raise ValueError('The ledger in the file must be what was saved. Received: '
-                     f'{str(content)[:60]} ({error}).') from error
-  return ledger_lib.Ledger.from_json(text)
+def of_run(run: Run, steps: Optional[int] = None) -> ledger_lib.Ledger:
+  """Returns all that the weights of a `Run` have cost after so many of its steps; default: now."""
+  return ledger_lib.Ledger(tuple(entry for entry in entries_of_run(run, steps) if entry.steps))
+
+
+def entries_of_run(run: Run, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
+  """Returns the entries of other runs of the weights, then that of the run."""
+  mine = run.entries(steps)
+  counted = spent([*Ledger(run.variables).entries(besides=run), *mine]).entries
+  return [*(entry for entry in counted if entry.run != mine[-1].run), mine[-1]]
+
+
+def parsed(content: Any) -> ledger_lib.Ledger:
+  """Returns the ledger in the bytes of a file, which may be in an array."""
+  return ledger_lib.Ledger.from_json(
+      content if isinstance(content, bytes) else np.asarray(content).tobytes())
 
 
 def track(model: compat.Model) -> None:
@@ -143,36 +149,8 @@ class _Tracked(State):
     self._attached.attach(parsed(string_value).entries if string_value else (), replace=True)
 
 
-# Privacy cards of weights.
-
-
-def card_of_model(
-    model: compat.Model, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
-    **more: Any) -> card_lib.Card:
-  """Returns the card of all that a model's weights went through; see `DPModel.privacy_card`."""
-  more.update(
-      audits=audits, weights=weight_digests.of(compat.saved_arrays(model)),
-      words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
-  run = getattr(getattr(model, 'optimizer', None), 'run', None)
-  return _card(Ledger.of(model).ledger().entries, more) if run is None else (
-      card_of_run(run, **more))
-
-
-def card_of_run(run: Run, steps: Optional[int] = None, **more: Any) -> card_lib.Card:
-  """Returns the card of the weights of a `Run`.
-
-  Args:
-    run: The `Run` of an optimizer.
-    steps: After so many of this run; default: now.
-    **more: For `Ledger.card`.
-  """
-  entries = run.all_entries(steps)
-  if steps is None and entries[1:] and not entries[-1].steps:  # Compiled anew, and not trained.
-    entries = entries[:-1]
-  return _card(entries, more)
-
-
-def _card(entries: Sequence[ledger_lib.Entry], more: Mapping[str, Any]) -> card_lib.Card:
+def card(entries: Sequence[ledger_lib.Entry], **more: Any) -> card_lib.Card:
+  """Returns the privacy card of weights with these entries; for `more`, see `Ledger.card`."""
   return ledger_lib.Ledger(tuple(entries)).card(facts=card_lib.about_weights(entries), **more)
 
 
@@ -201,7 +179,7 @@ def _writing(saved: compat.Model, store: Store) -> Iterator[None]:
 def _read(saved: compat.Model, store: Store, partly: bool) -> None:
   content = store.get(NAME)
   if '0' in content and hasattr(saved, 'variables'):
-    found = parsed(np.asarray(content['0'])).entries
+    found = parsed(content['0']).entries
     Ledger.of(saved).attach(found, replace=not partly)
 
 

@@ -240,7 +240,7 @@ class Ledger:
                        'entries': [entry.to_dict() for entry in self.entries]})
 
   @classmethod
-  def from_json(cls, text: str) -> 'Ledger':
+  def from_json(cls, text: Union[str, bytes]) -> 'Ledger':
     """Returns the ledger that `to_json` described, after all checks."""
     content = checks.read_json(text, 'a ledger', _FORMAT, _VERSION)
     try:
