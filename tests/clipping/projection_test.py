@@ -202,7 +202,7 @@ def test_a_record_that_is_not_finite_has_no_numbers(bad, groups):
 
 
 def test_unknown_projection():
-  with pytest.raises(ValueError, match="must be 'rescale' or 'euclidean'"):
+  with pytest.raises(ValueError, match='`projection` must be one of'):
     projection.project_record(
         contract.Ask('oblique'), contract.Query(), tf.constant(1.0), tf.ones([2]))
 

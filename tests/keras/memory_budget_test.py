@@ -56,8 +56,8 @@ def test_too_small_a_budget_names_what_is_needed():
 
 
 @pytest.mark.parametrize('kwargs,message', [
-    ({'memory_budget': 0}, 'positive number of bytes'),
-    ({'memory_budget': '1GB'}, 'positive number of bytes'),
+    ({'memory_budget': 0}, '`memory_budget` must be positive'),
+    ({'memory_budget': '1GB'}, '`memory_budget` must be positive'),
     ({'memory_budget': 1e6, 'accumulation_steps': 2}, 'Choose one')])
 def test_wrong_budgets_are_refused(kwargs, message):
   with pytest.raises(ValueError, match=message):

@@ -110,7 +110,7 @@ def _digests(arrays: List[np.ndarray]) -> Iterator[bytes]:
   parts: List[Any] = []
   for array in arrays:
     if array.dtype.kind in 'OSU':
-      parts.append([repr(value.tolist()).encode() for value in map(np.asarray, array)])
+      parts.append([sources.content(np.asarray(value)) for value in array])
     elif len(array):
       flat = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
       parts.append(np.ascontiguousarray(flat[:, ::-(-flat.shape[1] // _BYTES) or 1]))

@@ -67,7 +67,7 @@ def of_records(taken: sources.Nest, key: int) -> Iterator[str]:
     digest = _keyed(key)
     for part in map(np.asarray, parts):
       digest.update(repr((part.shape, part.dtype.str)).encode())
-      digest.update(repr(part.tolist()).encode() if part.dtype.kind in 'OSU' else part.tobytes())
+      digest.update(sources.content(part))
     yield digest.hexdigest()
 
 

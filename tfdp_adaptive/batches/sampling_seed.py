@@ -46,11 +46,8 @@ class SamplingSeed:
 
   def __init__(self, plan: terms_lib.Terms, path: Union[str, 'os.PathLike[str]', None] = None,
                replace: bool = False):
-    try:
-      self._path = None if path is None else pathlib.Path(path)
-    except TypeError as error:
-      raise ValueError('`coins` must be the path of a file, or None. '
-                       f'Received: coins={path!r}.') from error
+    checks.instance((str, os.PathLike, type(None)), 'the path of a file, or None', coins=path)
+    self._path = None if path is None else pathlib.Path(path)
     self.in_file = path is not None
     self._plan, self._replace = plan, replace
     self._key: Optional[int] = None
@@ -83,7 +80,7 @@ class SamplingSeed:
     if self._path is None or self._plan.seed is not None:
       return None
     if self._key is None and self._path.exists():  # A run may resume, which is not known yet.
-      return digest(self._saved()['key'])
+      return digest(opened(self._path)['key'])
     if self._key is None and records is not None:
       self._records = records.fingerprint()
     return digest(self.key(start_step))
@@ -149,7 +146,7 @@ class SamplingSeed:
           '`plan.batches(data, coins=PATH)`; or use adjacency="zero_out" with groups that are '
           f'public and fixed. Received: start_step={start_step}, coins=None.')
     wanted = f'The coins of a resumed run must be the file it began with: {self._path}. '
-    saved = self._saved(wanted)
+    saved = opened(self._path, wanted)
     plan, records = tuple(saved['plan']), saved['records']
     if plan != tags.coefficients(self._plan):
       raise ValueError(f'{wanted}Received: the coins of another plan.')
@@ -160,10 +157,6 @@ class SamplingSeed:
           'records, or in another order.')
     self._starts = list(saved.get('starts', ()))
     return saved['key']
-
-  def _saved(self, wanted: str = '') -> Dict[str, Any]:
-    assert self._path is not None
-    return opened(self._path, wanted)
 
 
 class ReceivedSeed(SamplingSeed):
@@ -178,7 +171,7 @@ class ReceivedSeed(SamplingSeed):
     self._pass = -1
 
   def receive(self, received: Dict[str, Any]) -> None:
-    """Takes the numbers that `deal` returned."""
+    """Takes the numbers that `for_workers` returned."""
     self._key, self._pass, self._of_users = received['key'], received['pass'], received['of_users']
     self.draw = _draw_number(self._pass)
 

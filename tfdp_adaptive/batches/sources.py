@@ -85,11 +85,14 @@ def fingerprint(data: Nest) -> str:
   digest = hashlib.sha256()
   for leaf in leaves(data):
     array = np.asarray(leaf)
-    content = (repr(array.tolist()) if array.dtype.kind in 'OSU' else
-               np.ascontiguousarray(array).tobytes())
     digest.update(repr((array.shape, array.dtype.kind)).encode())
-    digest.update(content.encode() if isinstance(content, str) else content)
+    digest.update(content(array))
   return digest.hexdigest()
+
+
+def content(array: np.ndarray) -> bytes:
+  """Returns the values of an array, or its texts, as bytes for a digest."""
+  return repr(array.tolist()).encode() if array.dtype.kind in 'OSU' else array.tobytes()
 
 
 def map_structure(function: Callable[..., Any], data: Nest) -> Any:

@@ -8,7 +8,6 @@ import inspect
 from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
-import tensorflow as tf
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.batches import sources

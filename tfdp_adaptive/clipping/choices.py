@@ -8,6 +8,7 @@ import dataclasses
 import numbers
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Type, Union
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive.rules import following_clip
 from tfdp_adaptive.rules import groups as groups_lib
@@ -224,12 +225,9 @@ def chosen(clipping: Optional[Choice]) -> Clipping:
   """Returns the value of an optimizer's argument `clipping`: a `Clipping`, its config or None."""
   if isinstance(clipping, dict):
     clipping = from_config(clipping)
-  if clipping is None:
-    return Hard()
-  if not isinstance(clipping, Clipping):
-    raise ValueError('`clipping` must be a way of clipping, such as tfdp.clipping.Hard(). '
-                     f'Received: clipping={clipping!r}.')
-  return clipping
+  value: Any = Hard() if clipping is None else clipping
+  checks.instance(Clipping, 'a way of clipping, such as tfdp.clipping.Hard()', clipping=value)
+  return value
 
 
 def for_query(

@@ -6,6 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
@@ -101,14 +102,11 @@ def explain_clipping(
   Raises:
     ValueError: If an argument has another type, or if the model is not built.
   """
-  if not isinstance(model, compat.keras.Model):
-    raise ValueError('`model` must be a Keras model. '
-                     f'Received: model={model!r} of type {type(model).__name__}.')
+  checks.instance(compat.keras.Model, 'a Keras model', model=model)
   optimizer = getattr(model, 'optimizer', None)
   optimizer = optimizer if isinstance(getattr(optimizer, 'rule', None), contract.Rule) else None
   rule = getattr(optimizer, 'rule', None) if rule is None else rule
-  if rule is not None and not isinstance(rule, contract.Rule):
-    raise ValueError(f'`rule` must be a `tfdp.rules` rule. Received: rule={rule!r}.')
+  checks.instance((contract.Rule, type(None)), 'a `tfdp.rules` rule', rule=rule)
   engine = engine or str(getattr(getattr(optimizer, 'performance', None), 'engine', 'auto'))
   specs, batch_size = _inputs(model, x, batch_size, optimizer)
   asks = (contract.Ask(),) if rule is None else rule.asks
@@ -150,9 +148,8 @@ def _inputs(
   batch_size = size if batch_size is None else batch_size
   if batch_size is None:
     batch_size = getattr(optimizer, 'batch_size', None) or 32
-  if int(batch_size) != batch_size or batch_size < 1:
-    raise ValueError(f'`batch_size` must be a positive integer. Received: batch_size={batch_size}.')
-  batch_size = int(batch_size)
+  batch_size = int(batch_size) if int(batch_size) == batch_size else batch_size
+  checks.whole(batch_size=batch_size)
   return tf.nest.map_structure(
       lambda t: tf.TensorSpec([batch_size] + list(t.shape[1:]), t.dtype), x), batch_size
 

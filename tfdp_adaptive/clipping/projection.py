@@ -14,6 +14,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
@@ -79,11 +80,12 @@ def project_record(
   Returns:
     `contract.Sums` with `||total||_2 <= clip_norm` in scaled space.
   """
+  checks.one_of(('rescale', 'euclidean'), projection=ask.projection)
   by_part = _by_part(ask, query, clip_norm, gradient)
   square: trees.Tree = ()
   if ask.projection == 'euclidean':
     total = euclidean(query.scale, clip_norm, gradient)
-  elif ask.projection == 'rescale':
+  else:
     leaves: Dict[int, tf.Tensor] = {}
     for part, scaled in by_part:
       leaves.update(zip(part.leaves, clip(scaled, part.clip, ask.weight)))
@@ -91,9 +93,6 @@ def project_record(
     if ask.groups:  # The whole record is zero if any group is not finite.
       finite = is_finite([scaled for _, scaled in by_part])
       total = trees.map(lambda t: tf.where(finite, t, tf.zeros_like(t)), total)
-  else:
-    raise ValueError("`projection` must be 'rescale' or 'euclidean'. "
-                     f'Received: projection={ask.projection!r}.')
   if ask.squares:
     square = trees.map(tf.square, total)
   side: trees.Tree = ()

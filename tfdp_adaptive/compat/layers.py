@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers of either Keras: calls, vectorization, recurrent masks, vocabularies."""
 
-from typing import Any, Callable, Iterable, List, Optional, Tuple
+import contextlib
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
 
 import tensorflow as tf
 
@@ -25,6 +26,20 @@ def words_of(layer: stack.Layer, data: stack.Tree) -> List[List[str]]:
   rows = [row if isinstance(row, list) else [row] for row in rows]
   flat = [tf.nest.flatten(row) for row in rows]
   return [[word.decode('utf-8', 'replace') for word in row if word] for row in flat]
+
+
+@contextlib.contextmanager
+def swapped(owner: object, **attributes: object) -> Iterator[None]:
+  """Replaces attributes of an object in a `with` block, and restores them afterwards."""
+  own = vars(owner)
+  before = {name: own[name] for name in attributes if name in own}
+  own.update(attributes)
+  try:
+    yield
+  finally:
+    for name in attributes:
+      del own[name]
+    own.update(before)
 
 
 def autographed(layer: stack.Layer, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,10 +4,9 @@
 There are two stacks: TF 2.14 with Keras 2.14 (and TFF), and TF >= 2.16 with Keras 3.
 """
 
-import contextlib
 import importlib
 import sys
-from typing import Any, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -35,20 +34,6 @@ if KERAS_3 and keras.backend.backend() != 'tensorflow':
   raise ImportError('tfdp_adaptive needs the TensorFlow backend of Keras. '
                     f'Received: backend={keras.backend.backend()!r}. '
                     "Set KERAS_BACKEND='tensorflow' before Keras is imported.")
-
-
-@contextlib.contextmanager
-def swapped(owner: object, **attributes: object) -> Iterator[None]:
-  """Replaces attributes of an object in a `with` block, and restores them afterwards."""
-  own = vars(owner)
-  before = {name: own[name] for name in attributes if name in own}
-  own.update(attributes)
-  try:
-    yield
-  finally:
-    for name in attributes:
-      del own[name]
-    own.update(before)
 
 
 def privacy_module(name: str) -> Any:

@@ -151,8 +151,8 @@ def batches(leaves: List[np.ndarray], found: Constants) -> Iterator[Tuple[List[n
         mixed = np.copy(leaf)
         mixed[np.indices(leaf.shape).sum(0) % 2 == 0] = c
         yield leaves[:i] + [mixed] + leaves[i + 1:], c
-    if not isinstance(c, bytes) and np.isfinite(c) and c and any(map(_real, leaves)):
-      yield [t * np.asarray(0.5 * abs(c) / (np.max(np.abs(t)) or 1), t.dtype) if _real(t) else t
+    if not isinstance(c, bytes) and np.isfinite(c) and c and any(map(real, leaves)):
+      yield [t * np.asarray(0.5 * abs(c) / (np.max(np.abs(t)) or 1), t.dtype) if real(t) else t
              for t in leaves], c
 
 
@@ -164,7 +164,7 @@ def filled(rows: np.ndarray, value: Constant) -> np.ndarray:
 def _holds(leaf: np.ndarray, value: Constant) -> bool:
   if isinstance(value, bytes) or leaf.dtype.kind in 'OSU':
     return isinstance(value, bytes) and leaf.dtype.kind in 'OSU'
-  if _real(leaf):
+  if real(leaf):
     return True
   if leaf.dtype.kind not in 'iu' or not np.isfinite(value) or value != int(value):
     return False
@@ -172,7 +172,8 @@ def _holds(leaf: np.ndarray, value: Constant) -> bool:
   return bool(bounds.min <= value <= bounds.max)
 
 
-def _real(array: np.ndarray) -> bool:
+def real(array: np.ndarray) -> bool:
+  """Whether an array holds floating-point numbers."""
   return array.dtype.kind in 'fV'  # V: bfloat16.
 
 

@@ -341,10 +341,6 @@ def ragged(leaves: List[np.ndarray], order: slice) -> List[np.ndarray]:
   return leaves
 
 
-def _real(array: np.ndarray) -> bool:
-  return array.dtype.kind in 'fV'  # V: bfloat16.
-
-
 def _shortened(rows: np.ndarray, order: slice = slice(None)) -> Any:
   rows = np.copy(rows)
   if rows.ndim > 1:
@@ -352,6 +348,7 @@ def _shortened(rows: np.ndarray, order: slice = slice(None)) -> Any:
   return rows
 
 
+_real = constants_lib.real
 # Changes of the other rows of an array: `(rows, all rows, unchanged ones) -> rows`.
 CHANGES = {
     'permuted': lambda rows, _, __: np.roll(rows, 1, 0),

@@ -51,9 +51,7 @@ class Performance:
   def __post_init__(self) -> None:
     checks.whole(accumulation_steps=self.accumulation_steps)
     if self.memory_budget is not None:
-      if not checks.is_number(self.memory_budget) or not self.memory_budget > 0:
-        raise ValueError('`memory_budget` must be a positive number of bytes, such as 2**30. '
-                         f'Received: memory_budget={self.memory_budget!r}.')
+      checks.positive(memory_budget=self.memory_budget)  # Bytes.
       if self.accumulation_steps != 1:
         raise ValueError(
             '`memory_budget` chooses the number of chunks, which `accumulation_steps` fixes. '
@@ -66,9 +64,8 @@ def performance(value: Union[Performance, Dict[str, Any], None]) -> Performance:
   """Returns the value of the argument `performance`: a `Performance`, its config or None."""
   if isinstance(value, dict):
     value = Performance(**value)
-  if not isinstance(value, (Performance, type(None))):
-    raise ValueError('`performance` must be a `tfdp.Performance`, which says all of engine, memory '
-                     f'and chunks, or None. Received: performance={value!r}.')
+  checks.instance((Performance, type(None)), 'a `tfdp.Performance`, which says all of engine, '
+                  'memory and chunks, or None', performance=value)
   return value or Performance()
 
 

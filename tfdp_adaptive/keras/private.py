@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import layers as layers  # Loaders of Keras know them then.
@@ -206,8 +207,7 @@ def make_private(model: compat.Model) -> compat.Model:
   """
   if isinstance(model, model_lib.DPModel):
     return model
-  if not isinstance(model, keras.Model):
-    raise ValueError(f'`model` must be a Keras model. Received: {model!r}.')
+  checks.instance(keras.Model, 'a Keras model', model=model)
   weight_ledger.track(model)
   model_lib.refuse_own(model, 'compute_loss', 'train_step', 'make_train_function')
   ignored = [method for method in _DROPPED if compat.overrides(model, method)]

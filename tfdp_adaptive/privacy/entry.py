@@ -70,18 +70,15 @@ class Entry:
     object.__setattr__(self, 'clip_norms', tuple(
         (int(n), float(norm)) for n, norm in self.clip_norms))
     object.__setattr__(self, 'resumed', tuple((str(run), int(n)) for run, n in self.resumed))
-    if self.plan is not None and not isinstance(self.plan, terms.Terms):
-      raise ValueError(
-          f'`plan` must be a `tfdp.PrivacyPlan` or None. Received: plan={self.plan!r}.')
+    checks.instance((terms.Terms, type(None)), 'a `tfdp.PrivacyPlan` or None', plan=self.plan)
     checks.whole(0, steps=self.steps, examples_per_user=self.examples_per_user)
     checks.decay(delta=self.delta)
     object.__setattr__(self, 'steps', int(self.steps))
     if self.plan is not None and self.steps > self.plan.steps:
       raise ValueError(f"`steps` must be at most the plan's {self.plan.steps}. "
                        f'Received: steps={self.steps}.')
-    for name in ('private', 'seeded', 'seeded_batches'):
-      if not isinstance(getattr(self, name), bool):
-        raise ValueError(f'`{name}` must be True or False. Received: {getattr(self, name)!r}.')
+    checks.instance(bool, 'True or False', private=self.private, seeded=self.seeded,
+                    seeded_batches=self.seeded_batches)
     if self.taken is not None:
       checks.whole(0, taken=self.taken)
       if self.taken >= self.steps:

@@ -137,10 +137,11 @@ class PrivacyPlan(terms.Terms):
     checks.one_of(cost.ACCOUNTANTS, accountant=accountant)
     plan = cls(noise_multiplier=1.0, target_delta=target_delta, **fields)
     plan_checks.reachable(plan, target_epsilon)
-    before = ledger.Ledger() if spent is None else ledger.of(spent)
-    if before is None:
-      raise ValueError('`spent` must be a `tfdp.Ledger` or a `tfdp.PrivacyPlan`. '
-                       f'Received: spent={spent!r}.')
+    before = ledger.Ledger()
+    if spent is not None:
+      checks.instance((ledger.Ledger, terms.Terms), 'a `tfdp.Ledger` or a `tfdp.PrivacyPlan`',
+                      spent=spent)
+      before = ledger.of(spent)
     least = before.epsilon(plan.target_delta, accountant)
     if least >= target_epsilon:
       raise ValueError(

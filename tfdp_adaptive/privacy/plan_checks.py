@@ -34,17 +34,13 @@ def kinds(plan: terms_lib.Terms) -> None:
   checks.probability(target_delta=plan.target_delta)
   checks.one_of(UNITS, unit=plan.unit)
   terms_lib.check_adjacency(plan.adjacency)
-  if not isinstance(plan.sampling, sampling_lib.Sampling):
-    raise ValueError('`sampling` must be a scheme of `tfdp.sampling`, such as '
-                     f'`tfdp.sampling.Poisson()`. Received: sampling={plan.sampling!r}.')
-  if not isinstance(plan.mechanism, mechanisms.Mechanism):
-    raise ValueError('`mechanism` must be a mechanism of `tfdp.mechanisms`, such as '
-                     f'`IndependentGaussian()`. Received: mechanism={plan.mechanism!r}.')
+  checks.instance(sampling_lib.Sampling, 'a scheme of `tfdp.sampling`, such as '
+                  '`tfdp.sampling.Poisson()`', sampling=plan.sampling)
+  checks.instance(mechanisms.Mechanism, 'a mechanism of `tfdp.mechanisms`, such as '
+                  '`IndependentGaussian()`', mechanism=plan.mechanism)
   if plan.seed is not None:
     checks.whole(0, seed=plan.seed)
-  if not isinstance(plan.extra_releases, (tuple, list)):
-    raise ValueError('`extra_releases` must be a tuple of noise multipliers. '
-                     f'Received: extra_releases={plan.extra_releases!r}.')
+  checks.instance((tuple, list), 'a tuple of noise multipliers', extra_releases=plan.extra_releases)
   for relative_noise in plan.extra_releases:
     checks.positive(extra_releases=relative_noise)
 
@@ -117,9 +113,8 @@ def accountable(plan: terms_lib.Terms) -> None:
   claims = plan.sampling.claims(plan)
   without_renyi = claims and (plan.adjacency == 'replace' or not plan.sampling.renyi)
   if plan.search is not None:
-    if not isinstance(plan.search, private_search.Search):
-      raise ValueError('`search` must be a `tfdp.privacy.Search`, such as `Search(runs=10)`. '
-                       f'Received: search={plan.search!r}.')
+    checks.instance(private_search.Search, 'a `tfdp.privacy.Search`, such as `Search(runs=10)`',
+                    search=plan.search)
     cost.needs_current_library('A private search')
     if without_renyi:
       raise ValueError(
