@@ -97,6 +97,7 @@ def test_rows_are_those_of_their_replica(counted, several, alone):
 def test_every_worker_names_the_seed_of_the_chief(monkeypatch, tmp_path):
   """A worker draws nothing by its own file, so that its digest would be of no batch."""
   monkeypatch.setattr(workers, 'from_chief', lambda strategy, make: b'["The seed of the chief."]')
+  monkeypatch.setattr(compat, 'has_workers', lambda strategy=None: strategy is not None)
   model = tfdp.DPSequential([compat.keras.Input([1]), compat.keras.layers.Dense(1)])
   model.compile(tfdp.DPSGD(0.1, plan=PLAN), loss='mse')
   data = np.ones([40, 1], np.float32), np.ones([40, 1], np.float32)

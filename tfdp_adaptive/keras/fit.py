@@ -8,7 +8,7 @@ Keras, or over the replicas of a `tf.distribute` strategy.
 import contextlib
 import inspect
 import json
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -52,9 +52,7 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
   if replicas > 1:
     known = compat.input_specs(model) is not None
     model.validate_for_replicas(None if known else _specs(x, specs))
-  # The chief draws for all workers, so only its sampling seed begins.
-  notes = json.loads(workers.from_chief(
-      model.distribute_strategy, lambda: json.dumps(x.notes() if drawn else []).encode()))
+  notes = _notes(model.distribute_strategy, x) if drawn else []
   callbacks_lib.before_fit(model, kwargs['callbacks'], notes)
   prepared = model.prepare_data(fed(model, x, kwargs), y, kwargs)
   try:
@@ -67,6 +65,13 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
   finally:
     found = x.records.source.notes() if drawn else []
     callbacks_lib.after_fit(model, kwargs['callbacks'], found)
+
+
+def _notes(strategy: tf.distribute.Strategy, drawn: batches_lib.Batches) -> List[str]:
+  """Returns sentences about batches, on all workers those of the chief, which draws them."""
+  if not compat.has_workers(strategy):
+    return drawn.notes()
+  return json.loads(workers.from_chief(strategy, lambda: json.dumps(drawn.notes()).encode()))
 
 
 def check_fit(optimizer: optimizer_lib.DPOptimizer, x: trees.Tree, y: trees.Tree,

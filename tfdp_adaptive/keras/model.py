@@ -28,9 +28,7 @@ from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import step
 from tfdp_adaptive.keras import weight_ledger
-from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
-from tfdp_adaptive.privacy import weight_digests
 
 keras: Any = compat.keras
 
@@ -175,13 +173,7 @@ class DPModel(_Mixin):
       words: Your own statements, such as `{'the data': 'one review per person'}`.
       looks: A `tfdp.privacy.Looks`, if the run may have stopped because of something released.
     """
-    run = getattr(getattr(self, 'optimizer', None), 'run', None)
-    entries = self.ledger.entries if run is None else weight_ledger.entries_of_run(run)
-    if entries[1:] and not entries[-1].steps:  # Compiled anew, and not trained.
-      entries = entries[:-1]
-    return weight_ledger.card(
-        entries, audits=audits, looks=looks, weights=weight_digests.of(compat.saved_arrays(self)),
-        words=[card_lib.Words(about, text) for about, text in (words or {}).items()])
+    return weight_ledger.card_of_model(self, audits, words, looks=looks)
 
   @property
   def trainable_weights(self) -> List[Any]:

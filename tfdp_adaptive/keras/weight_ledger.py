@@ -11,16 +11,18 @@ alone.
 import contextlib
 import logging
 import os
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
+from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.privacy import weight_digests
 
 # A SavedModel would log, for every variable, that it does not read its ledger back.
 logging.getLogger('tensorflow').addFilter(
@@ -152,6 +154,19 @@ class _Tracked(State):
 def card(entries: Sequence[ledger_lib.Entry], **more: Any) -> card_lib.Card:
   """Returns the privacy card of weights with these entries; for `more`, see `Ledger.card`."""
   return ledger_lib.Ledger(tuple(entries)).card(facts=card_lib.about_weights(entries), **more)
+
+
+def card_of_model(
+    model: compat.Model, audits: Sequence[Any] = (), words: Optional[Mapping[str, str]] = None,
+    looks: Optional[stopping.Looks] = None) -> card_lib.Card:
+  """Returns the card of all that a model's weights went through; see `DPModel.privacy_card`."""
+  run = getattr(getattr(model, 'optimizer', None), 'run', None)
+  entries = list(Ledger.of(model).ledger().entries) if run is None else entries_of_run(run)
+  if entries[1:] and not entries[-1].steps:  # Compiled anew, and not trained.
+    entries = entries[:-1]
+  return card(entries, audits=audits, weights=weight_digests.of(compat.saved_arrays(model)),
+              words=[card_lib.Words(about, text) for about, text in (words or {}).items()],
+              looks=looks)
 
 
 # Files of Keras.
