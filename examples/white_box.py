@@ -52,8 +52,9 @@ def make(
   """A fresh optimizer with a plan that claims `epsilon`."""
   name = method if method in METHODS else settings_lib.CENTRALIZED[method].optimizer
   settings = {**settings_of(method), **dict(changes)}
-  for follows in [name for name in FOLLOWED if name in settings]:
-    settings['clipping'] = getattr(tfdp.clipping, FOLLOWED[follows])(settings.pop(follows))
+  with errors.usage():
+    for follows in [name for name in FOLLOWED if name in settings]:
+      settings['clipping'] = getattr(tfdp.clipping, FOLLOWED[follows])(settings.pop(follows))
   plan = dict(population_size=population_size, batch_size=batch_size, steps=steps,
               l2_norm_clip=settings.pop('l2_norm_clip'), seed=seed, unit=unit)
   if name in _FULL:
@@ -65,4 +66,4 @@ def make(
     plan.update(extra_releases=(1.0,))
   with errors.usage():
     plan = tfdp.PrivacyPlan.calibrate(target_epsilon=epsilon, target_delta=delta, **plan)
-  return getattr(tfdp, name)(plan=plan, seed=seed, **settings)
+    return getattr(tfdp, name)(plan=plan, seed=seed, **settings)

@@ -143,8 +143,8 @@ def test_wrong_accounting_is_seen(bug):
 
 @pytest.mark.thorough
 def test_what_follows_may_be_set_by_the_command_line(capsys):
-  assert main.main([*COMMAND, '--set', 'quantile_clip=0.5']) == 2
-  assert 'Use larger batches' in capsys.readouterr().err
-  assert main.main([*COMMAND[:-1], '16', '--set', 'quantile_clip=0.5', '--confidence',
-                    '.999999']) == 0
+  for wrong in ('quantile_clip=1.5', 'beta_1=2'):
+    assert main.main([*COMMAND, '--set', wrong]) == 2
+    assert wrong.partition('_')[0] in capsys.readouterr().err
+  assert main.main([*COMMAND, '--set', 'quantile_clip=0.5', '--confidence', '.999999']) == 0
   assert 'Not refuted' in capsys.readouterr().out
