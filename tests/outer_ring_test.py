@@ -12,7 +12,8 @@ INNER = {
     'advice': (
         'clipping.bookkeeping clipping.engines clipping.interface clipping.losses '
         'clipping.public contract independence.disclosures independence.validation '
-        'keras.named_optimizers keras.private mechanisms.workload private_rule terms'),
+        'keras.first_step keras.named_optimizers keras.private mechanisms.workload private_rule '
+        'terms'),
     'audit': (
         'accounting.cost accounting.second_accountant batches.sources batches.tags contract '
         'keras.model keras.optimizer keras.private noise.keys noise.streams '
@@ -30,7 +31,7 @@ INNER = {
         'estimates.vocabulary keras.weight_ledger noise noise.keys privacy.card privacy.ledger '
         'privacy.statement privacy.weight_digests private_rule privatizer'),
     'queries': (
-        'clipping.choices clipping.projection contract noise noise.keys private_rule '
+        'clipping.choices clipping.projection contract noise private_rule '
         'privatizer weights'),
     'report': (
         'accounting.meaning accounting.second_accountant batches.digests '
