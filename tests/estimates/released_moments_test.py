@@ -194,7 +194,7 @@ def test_whitening_is_its_formula(power, floor):
 def test_whitening_leaves_out_eigenvalues_of_noise():
   """One direction stands out of the noise, which moves its eigenvalue up; 99 do not."""
   size, count, strong, weak = 100, 20_000, .2, .002
-  x = RNG.normal(size=[count, size]) * np.sqrt(weak)
+  x = np.random.default_rng(0).normal(size=[count, size]) * np.sqrt(weak)
   x[:, 0] *= np.sqrt(strong / weak)
   noise = dict(noise_multiplier=55.0, bound=2.0, constant=.5)
   stddev = 55 * 4.25 / np.sqrt(2) / count  # Of the noise of the covariance, above its diagonal.
