@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Argument checks of the library. Each error names the received and expected value."""
 
+from __future__ import annotations
+
 import json
 import math
 import numbers
 import sys
-from typing import Any, Callable, Collection, Dict, Union
+from typing import Any, Callable, Collection, Dict, TYPE_CHECKING, Union
 
-import numpy as np
+if TYPE_CHECKING:
+  import numpy as np
 
 
 def is_number(value: object) -> bool:
@@ -45,6 +48,7 @@ def whole(minimum: int = 1, **values: object) -> None:
 
 def rectangular(value: Any, wanted: str, dtype: Any = None) -> np.ndarray:
   """Returns an array. NumPy's own errors print how many records there are, and values."""
+  import numpy as np  # Not for `tfdp --help`, which it would keep waiting.
   try:
     return np.asarray(value, dtype)
   except (ValueError, TypeError):
