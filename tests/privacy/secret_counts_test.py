@@ -242,7 +242,7 @@ def test_estimates_without_a_public_count_print_no_secrets(capfd):
   layer = compat.keras.layers.Normalization()
 
   def made():
-    # Of both signs: noise alone could make a variance of zero negative, which is refused.
+    # Records have both signs: a variance of zero may be negative with noise, and is refused then.
     spread = x() / VALUE * np.where(np.arange(N) % 2, 1, -1)[:, None]
     found = tfdp.estimates.second_moments(spread, constant=.5, **private_count)
     head = tfdp.heads.least_squares(

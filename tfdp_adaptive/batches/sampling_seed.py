@@ -179,6 +179,10 @@ class ReceivedSeed(SamplingSeed):
     assert self._key is not None  # The chief has needed it, too.
     return self._key
 
+  def of_users(self) -> int:
+    assert self._of_users is not None  # A number of its own would choose other examples.
+    return self._of_users
+
   def of_pass(self, start_step: int = 0) -> int:
     now, self.draw = self._pass, _draw_number(self._pass)
     if self._plan.seed is None:  # Later passes have others. A worker that makes more is found out.

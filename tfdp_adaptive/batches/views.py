@@ -85,7 +85,7 @@ class Views:
     except (ValueError, TypeError) as error:
       raise ValueError(
           '`augment` must return one view of the example that it is given, of the same structure, '
-          'shapes and types. Received: a view of others. Change sizes and types of all examples '
+          'shapes and types. Received: a view that differs. Change sizes and types of all examples '
           'before `plan.batches`.') from error
     return stacked if pair else (stacked,)
 

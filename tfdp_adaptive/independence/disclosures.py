@@ -126,7 +126,7 @@ def _brought(one: object) -> Iterator[Any]:
     yield from (one.keys(), one.values())
   elif isinstance(one, functools.partial):
     yield from (one.func, one.args, one.keywords)
-  elif inspect.ismethod(one):  # Of a weak reference, if `tf.function` wraps it.
+  elif inspect.ismethod(one):  # `tf.function` holds the owner of a method by a weak reference.
     owner = getattr(one.__self__, 'weakrefself_target__', lambda: one.__self__)
     yield from _of_function(one.__func__, [owner()])
   elif inspect.isfunction(one):
@@ -142,7 +142,7 @@ def _brought(one: object) -> Iterator[Any]:
     yield getattr(one, '__wrapped__', None)  # Of a cache of results.
     calls = [getattr(one, name, None) for name in _CALLS]
     yield from (call for call in calls if inspect.ismethod(call) or hasattr(
-        call, 'python_function'))  # Of `tf.function`.
+        call, 'python_function'))  # `tf.function` made it.
 
 
 def _of_function(function: Any, held: List[Any]) -> Iterator[Any]:
