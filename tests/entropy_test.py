@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two runs of a test draw the same secrets; two tests do not."""
+"""Two runs of a test draw the same, secrets too; two tests draw different secrets."""
 
 import os
 import pathlib
@@ -16,14 +16,18 @@ import secrets
 import numpy as np
 import pytest
 
+RNG = np.random.default_rng(0)
+
+
 @pytest.mark.parametrize('number', [1, 2])
 def test(number):
-  print('drawn', os.urandom(8), secrets.randbits(64), random.random(), np.random.rand())
+  print('drawn', os.urandom(8), secrets.randbits(64), random.random(), np.random.rand(),
+        RNG.normal())
 """
 
 
 @pytest.mark.thorough
-def test_secrets_depend_on_the_test_alone(tmp_path):
+def test_draws_depend_on_the_test_alone(tmp_path):
   (tmp_path / 'draws_test.py').write_text(DRAWS)
   runs = [subprocess.run(
       [sys.executable, '-m', 'pytest', '-q', '-s', '-p', 'no:cacheprovider', '-p', 'entropy',
