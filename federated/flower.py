@@ -63,7 +63,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
       rounds that were run, and uses no budget for the others.
     out: Folder for the SECRET state, the nodes' places, metrics.csv and tensorboard/. A ServerApp
       that was killed resumes from it. None keeps nothing.
-    settings: More arguments of `simulate`: `rounds_per_evaluation`, `max_epsilon`, `facts`.
+    settings: More arguments of `simulate`: `rounds_per_evaluation`, `facts`.
     seed: For tests only: fixed noise protects nobody.
 
   Attributes:

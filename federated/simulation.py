@@ -14,7 +14,6 @@ import tensorflow as tf
 import tqdm
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import contract
 from tfdp_adaptive import errors
 from tfdp_adaptive import privacy
 from tfdp_adaptive.batches import digests
@@ -85,7 +84,7 @@ def simulate(
     process: engines.PrivateFedAvg, train_data: engines.ClientData,
     plan: Optional[privacy.PrivacyPlan] = None, rounds: Optional[int] = None, *,
     evaluate: Optional[Evaluate] = None, rounds_per_evaluation: int = 10,
-    max_epsilon: Optional[float] = None, out: Optional[storage.Path] = None, resume: bool = True,
+    out: Optional[storage.Path] = None, resume: bool = True,
     dropout: float = 0.0, workers: Union[int, str] = 1, address: Optional[str] = None,
     progress: bool = True, facts: Sequence[str] = ()) -> Simulation:
   """Trains on cohorts drawn as `process.plan` says.
@@ -104,7 +103,6 @@ def simulate(
     rounds: The total number of the plan's rounds to run; all by default.
     evaluate: `weights -> {metric: value}`, see `evaluator`.
     rounds_per_evaluation: Rounds between evaluations. The last round is always evaluated.
-    max_epsilon: Stop before epsilon at the plan's delta would exceed this.
     out: Folder for the state (SECRET), `metrics.csv` and `tensorboard/`; None to
       keep nothing. The files hold no times of rounds, because these are not private. The file
       system's own timestamps still show them.
@@ -129,15 +127,17 @@ def simulate(
                      f'come from one plan. Leave it out. Received: plan={plan!r:.60}.')
   checks.decay(dropout=dropout)
   checks.whole(rounds_per_evaluation=rounds_per_evaluation)
-  if max_epsilon is not None:
-    checks.positive(max_epsilon=max_epsilon)
   if evaluate is not None and not callable(evaluate):
     raise ValueError('`evaluate` must be a function of the weights. '
                      f'Received: evaluate={evaluate!r}.')
   if not isinstance(facts, (list, tuple)) or not all(isinstance(fact, str) for fact in facts):
     raise ValueError(f'`facts` must be a list of sentences. Received: facts={facts!r}.')
   plan = process.plan
-  rounds = _number_of_rounds(plan, process.rule, rounds, max_epsilon)
+  rounds = plan.steps if rounds is None else rounds
+  checks.whole(rounds=rounds)
+  if rounds > plan.steps:
+    raise ValueError(f"`rounds` must be between 1 and the plan's {plan.steps}. "
+                     f'Received: rounds={rounds}.')
   client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
@@ -286,28 +286,6 @@ def _speed(run: run_lib.Run, clients: int, seconds: List[float]) -> Dict[str, An
   per_second = lambda count: count / sum(seconds) if seconds else 0.0
   return {'seconds': seconds, 'rounds_per_second': per_second(len(seconds)),
           'clients_per_second': per_second(clients), 'state_bytes': state_bytes}
-
-
-def _number_of_rounds(
-    plan: privacy.PrivacyPlan, rule: contract.Rule, rounds: Optional[int],
-    max_epsilon: Optional[float]) -> int:
-  """Returns the number of rounds: all, the requested number, or what the budget allows."""
-  rounds = plan.steps if rounds is None else rounds
-  checks.whole(rounds=rounds)
-  if rounds > plan.steps:
-    raise ValueError(f"`rounds` must be between 1 and the plan's {plan.steps}. "
-                     f'Received: rounds={rounds}.')
-  if max_epsilon is None or plan.epsilon(rounds, rule=rule) <= max_epsilon:
-    return rounds
-  low, high = 0, rounds  # Epsilon grows with the rounds: low is within the budget, high is not.
-  while high - low > 1:
-    middle = (low + high) // 2
-    low, high = ((middle, high) if plan.epsilon(middle, rule=rule) <= max_epsilon
-                 else (low, middle))
-  if not low:
-    raise ValueError('`max_epsilon` must allow for one round at least, whose epsilon is '
-                     f'{plan.epsilon(1, rule=rule):.4g}. Received: max_epsilon={max_epsilon}.')
-  return low
 
 
 def _answering(

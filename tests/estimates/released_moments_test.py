@@ -76,18 +76,15 @@ def distance(pair, adjacency, share, one_hot, constant):
       np.full_like(x, np.nan), y, **same), share, norm, most))
 
 
-@pytest.mark.parametrize('adjacency, share, nonnegative', [
-    ('zero_out', .65, False), ('replace', .65, False), ('replace', .1, False),
-    ('replace', .95, False), ('replace', .65, True)])
-def test_no_pair_of_records_is_further_apart_than_the_sensitivity(adjacency, share, nonnegative):
+@pytest.mark.parametrize('adjacency, share', [
+    ('zero_out', .65), ('replace', .65), ('replace', .1), ('replace', .95)])
+def test_no_pair_of_records_is_further_apart_than_the_sensitivity(adjacency, share):
   """A search over pairs of unit records finds the stated distance, and nothing above it."""
   a, b = math.sqrt(share), math.sqrt(1 - share)
-  stated = moments_lib._sensitivity(adjacency, a, b, nonnegative)
+  stated = moments_lib._sensitivity(adjacency, a, b)
 
   def moved(angles):
     x, u, y, v = (np.array([math.cos(t), math.sin(t)]) for t in angles)
-    if nonnegative:
-      x, u, y, v = map(np.abs, (x, u, y, v))
     if adjacency != 'replace':
       u, v = np.zeros(2), np.zeros(2)
     return math.sqrt(share * np.sum((np.outer(x, x) - np.outer(u, u))**2)
@@ -103,7 +100,7 @@ def test_no_pair_of_records_is_further_apart_than_the_sensitivity(adjacency, sha
 @pytest.mark.parametrize('one_hot, constant', [(True, 0.0), (True, .3), (False, .5)])
 @pytest.mark.parametrize('adjacency', ['zero_out', 'replace'])
 def test_the_released_vector_moves_by_no_more(adjacency, one_hot, constant):
-  stated = moments_lib._sensitivity(adjacency, math.sqrt(.65), math.sqrt(.35), False)
+  stated = moments_lib._sensitivity(adjacency, math.sqrt(.65), math.sqrt(.35))
   largest = 0.0
   for _ in range(60):
     records = []
@@ -129,7 +126,7 @@ def test_the_noise_is_as_stated_and_other_noise_is_noticed(adjacency):
       np.full([8, d - 1], np.nan), np.zeros([8, k]), bound=2.0, constant=.5, target_bound=3.0,
       noise_multiplier=1.5, target_delta=1e-3, adjacency=adjacency, seed=1,
       population_size=8 if adjacency == 'add_remove' else None)
-  distance_ = moments_lib._sensitivity(adjacency, math.sqrt(.65), math.sqrt(.35), False)
+  distance_ = moments_lib._sensitivity(adjacency, math.sqrt(.65), math.sqrt(.35))
   std = 1.5 * distance_
   of_s, of_t = std * norm**2 / math.sqrt(.65), std * norm * 3.0 / math.sqrt(.35)
   above = found.covariance[np.triu_indices(d, 1)]
@@ -162,7 +159,7 @@ def test_the_cost_is_that_of_one_gaussian(adjacency):
       -.5 / sigma - .7 * sigma)
   assert delta == pytest.approx(1e-5, rel=.05)
   assert found.plan.noise_stddev == pytest.approx(sigma * moments_lib._sensitivity(
-      adjacency, 1.0, 0.0, False))
+      adjacency, 1.0, 0.0))
   assert '1000' not in found.ledger.statement() or adjacency != 'add_remove'
 
 

@@ -30,7 +30,7 @@ BUILD = dict(**regression.of_engine('in_process'), server_rule=rules.dp_adam(), 
              client_weighting='uniform', max_examples_per_client=None, quantile_clip=None,
              private_metrics=None, seed=None)
 SIMULATE = dict(train_data=federated.Users(regression.make_users(), batch_size=4), plan=None,
-                rounds=None, evaluate=None, rounds_per_evaluation=1, max_epsilon=None, out=None,
+                rounds=None, evaluate=None, rounds_per_evaluation=1, out=None,
                 dropout=0.0, facts=())
 
 

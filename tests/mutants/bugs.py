@@ -833,9 +833,6 @@ _BY_FILE = {
          'Whoever knows the seed takes the noise away.', 'federated/simulation_test.py'),
         ('a client under two places', 'if different < len(client_ids):', 'if False:',
          'It takes part twice in a round.', 'federated/identity_test.py'),
-        ('rounds beyond the budget',
-         'if max_epsilon is None or plan.epsilon(rounds, rule=rule) <= max_epsilon:', 'if True:',
-         '`max_epsilon` would stop nothing.', 'federated/resume_test.py'),
     ],
     'federated/local_training.py': [
         ('an update that is not finite', 'finite = _is_finite(update)',

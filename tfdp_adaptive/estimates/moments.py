@@ -11,7 +11,7 @@ If a record x, y replaces a record u, v, the vector moves by the root of
     2 a^2 (1 - t^2) + 2 b^2 (1 - t s),    t = x'u / R^2,  s = y'v / Y^2,
 
 or less for shorter records. It is largest at s = -1 and t = b^2 / (2 a^2), or t = 1 if that is
-less. Where features and targets are not negative, t and s are not, and it is at most sqrt(2).
+less.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ def second_moments(
     noise_multiplier: Optional[float] = None, target_epsilon: Optional[float] = None,
     target_delta: float = 1e-6, bound: float = 1.0, constant: float = 0.0,
     target_bound: float = 1.0, classes: Optional[int] = None,
-    share: float = 0.65, nonnegative: bool = False, adjacency: str = 'zero_out',
+    share: float = 0.65, adjacency: str = 'zero_out',
     unit: str = 'example', population_size: Optional[int] = None,
     seed: Optional[int] = None) -> SecondMoments:
   """Releases the sums of x x' and x y' over all records, once. One epsilon covers both sums.
@@ -165,8 +165,6 @@ def second_moments(
     classes: The number of classes. By default it is one more than the largest class, which is then
       taken as public.
     share: Fraction a^2 of the privacy budget for x x', in (0, 1). The rest is for x y'.
-    nonnegative: Whether negative features are set to zero. Under 'replace', features without
-      negative values need less noise.
     adjacency: 'zero_out', 'add_remove' or 'replace'.
     unit: 'example' or 'user': what one record is.
     population_size: Under 'add_remove', a public number close to the number of records.
@@ -201,12 +199,11 @@ def second_moments(
     target_bound = 1.0 if one_hot else float(target_bound)
   norm = math.hypot(bound, constant)
   a, b = (1.0, 0.0) if targets is None else (math.sqrt(share), math.sqrt(1 - share))
-  sensitivity = _sensitivity(adjacency, a, b, nonnegative and (targets is None or one_hot))
   plan = release.plan(
-      len(source), sensitivity=sensitivity, noise_multiplier=noise_multiplier,
+      len(source), sensitivity=_sensitivity(adjacency, a, b), noise_multiplier=noise_multiplier,
       target_epsilon=target_epsilon, target_delta=target_delta, population_size=population_size,
       adjacency=adjacency, unit=unit, seed=seed)
-  records = _records(inputs, targets, bound, constant, target_bound, nonnegative)
+  records = _records(inputs, targets, bound, constant, target_bound)
   square, cross = _sums(records, len(source))
   std = plan.noise_stddev
   rng = np.random.default_rng(seed)
@@ -222,13 +219,11 @@ def second_moments(
       ledger_lib.Ledger(entries))
 
 
-def _sensitivity(adjacency: str, a: float, b: float, nonnegative: bool) -> float:
+def _sensitivity(adjacency: str, a: float, b: float) -> float:
   """Returns by how much the vector of a data set may move; see the module."""
   checks.one_of(('zero_out', 'add_remove', 'replace'), adjacency=adjacency)
   if adjacency != 'replace':
     return 1.0
-  if nonnegative:
-    return math.sqrt(2)
   t = min(1.0, b**2 / (2 * a**2))
   return math.sqrt(2 * a**2 * (1 - t**2) + 2 * b**2 * (1 + t))
 
@@ -260,7 +255,7 @@ def _targets(
 
 def _records(
     source: sources.Source, targets: Optional[np.ndarray], bound: float, constant: float,
-    target_bound: float, nonnegative: bool) -> Iterator[Tuple[np.ndarray, Any]]:
+    target_bound: float) -> Iterator[Tuple[np.ndarray, Any]]:
   """Yields clipped features [m, views, d] and targets [m, k], some records at a time."""
   spec = tf.nest.flatten(source.specs)[0]
   if spec.shape.rank not in (1, 2) or not (spec.dtype.is_floating or spec.dtype.is_integer):
@@ -272,8 +267,7 @@ def _records(
     x = x[:, np.newaxis] if x.ndim == 2 else x
     y = None if targets is None else targets[places]
     good = np.isfinite(x).all((1, 2)) & (True if y is None else np.isfinite(y).all(1))
-    x = _clipped(np.where(good[:, np.newaxis, np.newaxis], np.maximum(x, 0) if nonnegative else x,
-                          0.0), bound)
+    x = _clipped(np.where(good[:, np.newaxis, np.newaxis], x, 0.0), bound)
     if constant:
       x = np.concatenate([x, np.full((*x.shape[:2], 1), constant)], 2)
       x[~good] = 0.0

@@ -54,15 +54,6 @@ class PrivateVocabulary(NamedTuple):
     return cost.epsilon(
         event, plan.target_delta - self.delta, neighbors=cost.relation(plan))
 
-  def fact(
-      self, plan: privacy.PrivacyPlan, steps: Optional[int] = None,
-      rule: Optional[contract.Rule] = None) -> str:
-    """Returns a sentence for the statement."""
-    return (f'Vocabulary: {len(self.words)} words, chosen from the same users\' words with noise '
-            f'multiplier {self.noise_multiplier:g} and delta {self.delta:g}. Together with the '
-            f'training this is ({self.epsilon(plan, steps, rule):.4g}, {plan.target_delta:g})-'
-            'differential privacy, and not the figure above.')
-
 
 def private_vocabulary(
     words_of_users: Mapping[str, Sequence[str]], size: int, *, noise_multiplier: float,
