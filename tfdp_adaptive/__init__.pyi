@@ -32,7 +32,7 @@ from tfdp_adaptive.keras.private import DPFunctional as DPFunctional
 from tfdp_adaptive.keras.private import DPSequential as DPSequential
 from tfdp_adaptive.keras.private import DPWrapper as DPWrapper
 from tfdp_adaptive.keras.private import make_private as make_private
-from tfdp_adaptive.keras.trained import train_only as train_only
+from tfdp_adaptive.keras.fixes import train_only as train_only
 from tfdp_adaptive.privacy.ledger import Ledger as Ledger
 from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
 from tfdp_adaptive.tuning import tune as tune

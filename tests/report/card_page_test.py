@@ -15,7 +15,6 @@ from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.report import card_page
-from tfdp_adaptive.report import card_points
 
 CHROMIUM = shutil.which('chromium') or shutil.which('chromium-browser')
 FLAGS = ('--headless', '--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run',
@@ -72,11 +71,11 @@ def test_markdown_shows_what_strings_say_as_they_are(card):
 
 
 def test_every_point_that_nist_asks_for_is_named(card):
-  names = ' '.join(name for name, _, _ in card_points.points(card))
+  names = ' '.join(name for name, _, _ in card_page.points(card))
   assert [one for one in ASKED if one not in names] == []
   text = card_page.markdown(card)
-  for name, _, standing in card_points.points(card):
-    assert standing in (card_points.CHECKED, card_points.WORD, card_points.UNKNOWN)
+  for name, _, standing in card_page.points(card):
+    assert standing in (card_page.CHECKED, card_page.WORD, card_page.UNKNOWN)
     assert name in text
 
 

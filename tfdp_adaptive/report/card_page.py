@@ -16,7 +16,6 @@ from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
 from tfdp_adaptive.report import card_json
-from tfdp_adaptive.report import card_points
 
 FORMULA = 'Pr[M(D) in S] <= e^epsilon Pr[M(D\') in S] + delta'
 _FORMULA = ('Pr[<i>M</i>(<i>D</i>) ∈ <i>S</i>] ≤ e<sup>ε</sup> Pr[<i>M</i>(<i>D</i>′) ∈ <i>S</i>]'
@@ -24,6 +23,8 @@ _FORMULA = ('Pr[<i>M</i>(<i>D</i>) ∈ <i>S</i>] ≤ e<sup>ε</sup> Pr[<i>M</i>(
 _FOR_ALL = 'for all neighbouring data sets D, D\' and all sets S of what may be released'
 _STYLE = pathlib.Path(__file__).with_name('card.css')
 Row = Tuple[str, str, str]
+# Who stands for a row.
+CHECKED, WORD, UNKNOWN = 'checked by tfdp verify', "the trainer's word", 'not on this card'
 
 
 def markdown(card: card_lib.Card) -> str:
@@ -66,20 +67,20 @@ def html(card: card_lib.Card) -> str:
 
 def tables(card: card_lib.Card) -> Iterator[Tuple[str, Sequence[Row]]]:
   """Yields titles, and rows of a name, a text, and who stands for it, in the order of the page."""
-  yield 'What NIST SP 800-226 asks an evaluator to look at', [*card_points.points(card)]
+  yield 'What NIST SP 800-226 asks an evaluator to look at', [*points(card)]
   for number, run in enumerate(card.runs, 1):
     yield f'Run {number} of {len(card.runs)}', list(_run(run))
   yield 'What is not checked', [
       *(('Not covered', text, '') for text in statement.not_covered(card)),
       *((f'In the words of whoever trained the model, on {own.about}', own.text,
-         card_points.WORD) for own in card.words),
+         WORD) for own in card.words),
       *(('Noted by the library', note, '') for note in card.notes)]
   digest = weight_digests.short(card.weights) if card.weights else 'none on this card'
   yield 'What it was made with', [
-      ('Weights', f'{len(card.weights)} arrays, digest {digest}', card_points.CHECKED),
+      ('Weights', f'{len(card.weights)} arrays, digest {digest}', CHECKED),
       ('Parts that were used', ', '.join(f'{name} ({state})' for name, state in card.parts), ''),
       ('Versions', ', '.join(f'{name} {number}' for name, number in card.versions), ''),
-      *((f'Audit: {audit.name}', audit.text, card_points.WORD) for audit in card.audits)]
+      *((f'Audit: {audit.name}', audit.text, WORD) for audit in card.audits)]
 
 
 _HOW = ('Check it: `tfdp verify card.json --weights FILE` computes epsilon again, by another '
@@ -89,17 +90,17 @@ _HOW = ('Check it: `tfdp verify card.json --weights FILE` computes epsilon again
 def _run(run: entry_lib.Entry) -> Iterator[Row]:
   plan = run.plan
   if plan is None:
-    yield 'Steps', f'{run.steps} without a plan: their cost is not known.', card_points.WORD
+    yield 'Steps', f'{run.steps} without a plan: their cost is not known.', WORD
     return
   min_sep, participations = run.participation
-  yield 'Steps', f'{run.steps} done of {plan.steps} planned', card_points.WORD
+  yield 'Steps', f'{run.steps} done of {plan.steps} planned', WORD
   yield 'Amplification', (
       f'Claimed, with probability {plan.sampling.probability(plan):.6g}.' if run.amplified else
       f'None. A record takes part at most {participations} times, at least {min_sep} '
-      'steps apart.'), card_points.CHECKED
-  yield 'Sensitivity', f'{run.sensitivity:.6g} clip norms', card_points.CHECKED
+      'steps apart.'), CHECKED
+  yield 'Sensitivity', f'{run.sensitivity:.6g} clip norms', CHECKED
   for name, text in statement.described(run).items():
-    yield name, text, card_points.CHECKED if name == 'Mechanism' else card_points.WORD
+    yield name, text, CHECKED if name == 'Mechanism' else WORD
 
 
 def _numbers(card: card_lib.Card) -> str:
@@ -213,3 +214,64 @@ def _dot(point: Tuple[float, float], place: Callable[..., Tuple[float, float]]) 
 def _svg(title: str, parts: Sequence[str]) -> str:
   return (f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">'
           f'<title>{title}</title>{"".join(parts)}</svg>')
+
+
+def points(card: card_lib.Card) -> Iterator[Row]:
+  """Yields a point of NIST SP 800-226, the card's answer, and who stands for it, in its order.
+
+  The points are those of its differential privacy pyramid, from the top (section 2, the
+  guarantee) over algorithms (section 3) to deployment (section 4); "Guidelines for Evaluating
+  Differential Privacy Guarantees", March 2025, doi 10.6028/NIST.SP.800-226.
+  """
+  yield '2. Guarantee: Privacy parameters', (
+      'No guarantee: epsilon is infinite.' if card.epsilon is None else
+      'Approximate differential privacy: epsilon '
+      f'{statement.rounded_up(card.epsilon)}, delta {card.delta:g}, after {card.done} steps.'
+  ), CHECKED
+  yield '2. Guarantee: Variants, and comparison of guarantees', (
+      'No guarantee to compare.' if card.mu is None or not card.epsilon else
+      f'Gaussian differential privacy with mu = {statement.rounded_up(card.mu)} has this epsilon '
+      'at this delta. Any other variant can be computed from the terms of the runs below.'), CHECKED
+  yield '2. Guarantee: Unit of privacy', (
+      f'{statement.UNITS[card.unit].capitalize()}. Whether one person is one unit depends on the '
+      'data.'), WORD
+  yield '2. Guarantee: Bounded or unbounded', {
+      'add_remove': 'Unbounded: add or remove one unit; the number of units is protected.',
+      'zero_out': 'Zero-out: one unit becomes empty; the number of units is public.',
+      'replace': 'Bounded: one unit is replaced; the number of units is public.',
+  }[card.adjacency], CHECKED
+  yield '2. Guarantee: Other releases of the same data', (
+      f'{len(card.runs)} run(s) on these weights are counted. What is not covered is listed '
+      'below.'), WORD
+  yield '2. Guarantee: Audits', '; '.join(
+      f'{audit.name}: {audit.text}' for audit in card.audits) or 'None was put on this card.', WORD
+  yield '3. Algorithms: Algorithms and correctness', ' '.join(
+      ['Clipped sums with Gaussian noise.', *(
+          f'Run {number}: sensitivity {run.sensitivity:.6g} clip norms, noise multiplier '
+          f'{run.plan.noise_multiplier:.6g}.' for number, run in enumerate(card.runs, 1)
+          if run.plan is not None)]), CHECKED
+  yield '3. Algorithms: Utility', (
+      'Accuracy is an exact number of the data. Report it only on public data, or as a private '
+      'statistic.'), UNKNOWN
+  yield '3. Algorithms: Bias', (
+      'Clipping and noise cost small groups more. Measure it by group, on data that are public or '
+      'held out for it.'), UNKNOWN
+  yield '4. Deployment: Query model', (
+      'Data release: the number of steps was fixed before training; the weights of all steps may '
+      'be released.'), WORD
+  yield '4. Deployment: Trust model', {
+      'central': 'Central: the curator has the records, the random keys and the noise state.',
+      'federated': 'Central: the server sees the update of every user. There is no local noise and '
+                   'no secure aggregation.'}[card.trust], WORD
+  caveats = statement.caveats(card)
+  yield '4. Deployment: Side channels', (
+      f'{caveats[0].upper()}{caveats[1:]} Times of steps are not protected.'), UNKNOWN
+  yield '4. Deployment: Hyperparameters', (
+      'Chosen by a private search, which is part of the guarantee.' if any(
+          plan.search is not None for plan in card.plans) else
+      'Covered only if no other settings were tried on the same data.'), WORD
+  yield '4. Deployment: Data security and access control', (
+      'Records, checkpoints that resume a run, and logs of training are not released and must be '
+      'kept safe.'), WORD
+  yield '4. Deployment: Data collection exposure', (
+      'No guarantee covers the records while they are collected and stored.'), UNKNOWN
