@@ -25,6 +25,7 @@ from tfdp_adaptive.keras import callbacks as callbacks
 from tfdp_adaptive.keras import diagnostics as diagnostics
 from tfdp_adaptive.keras.arguments import Performance as Performance
 from tfdp_adaptive.keras.fixes import fix_model as fix_model
+from tfdp_adaptive.keras.fixes import train_only as train_only
 from tfdp_adaptive.keras.model import DPModel as DPModel
 from tfdp_adaptive.keras.named_optimizers import *  # noqa: F403
 from tfdp_adaptive.keras.optimizer import DPOptimizer as DPOptimizer
@@ -32,7 +33,6 @@ from tfdp_adaptive.keras.private import DPFunctional as DPFunctional
 from tfdp_adaptive.keras.private import DPSequential as DPSequential
 from tfdp_adaptive.keras.private import DPWrapper as DPWrapper
 from tfdp_adaptive.keras.private import make_private as make_private
-from tfdp_adaptive.keras.fixes import train_only as train_only
 from tfdp_adaptive.privacy.ledger import Ledger as Ledger
 from tfdp_adaptive.privacy.plan import PrivacyPlan as PrivacyPlan
 from tfdp_adaptive.tuning import tune as tune

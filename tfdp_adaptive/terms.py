@@ -49,3 +49,39 @@ class Terms:
   extra_releases: Tuple[float, ...] = ()
   seed: Optional[int] = None
   search: Any = None  # A `accounting.private_search.Search`.
+
+  @property
+  def amplified(self) -> bool:
+    """Whether amplification by sampling is claimed."""
+    return self.sampling.claims(self)
+
+  @property
+  def whole_users(self) -> bool:
+    """Whether the sampled and clipped record is a user with several examples."""
+    return self.unit == 'user' and not self.sampling.by_example
+
+  @property
+  def noise_stddev(self) -> float:
+    """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity.
+
+    It is in clip norms if there is none.
+    """
+    clip_norm = 1.0 if self.l2_norm_clip is None else self.l2_norm_clip
+    return self.noise_multiplier * clip_norm * record_distance(self.adjacency)
+
+  @property
+  def fixed_order(self) -> bool:
+    """Whether the accounting assumes that a record has one place in every epoch.
+
+    It does not if `min_sep` is below the sampling's own.
+    """
+    return self.sampling.fixed_order and self.min_sep in (
+        None, self.sampling.participation(self, self.steps)[0])
+
+  def participation(self, steps: Optional[int] = None) -> Tuple[int, int]:
+    """Returns `(min_sep, max_participations)`, which the first `steps` steps account for."""
+    steps = self.steps if steps is None else steps
+    min_sep, max_participations = self.sampling.participation(self, steps)
+    if self.max_participations is not None:
+      max_participations = min(self.max_participations, steps)
+    return self.min_sep or min_sep, max_participations

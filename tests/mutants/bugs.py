@@ -44,6 +44,9 @@ _RESTORED, _CARDS = 'keras/restored_state_test.py', 'report/card_test.py'
 
 _BY_FILE = {
     'tfdp_adaptive/terms.py': [
+        ('min_sep above the sampling', 'return self.min_sep or min_sep, max_participations',
+         'return max(self.min_sep or 0, min_sep) + 1, max_participations',
+         'Records take part sooner than is accounted for.', _ACCOUNTING + ' privacy/plan_test.py'),
         ('replace counts once', "return 2.0 if adjacency == 'replace' else 1.0", 'return 1.0',
          'Under replace two records differ: half the noise that is accounted for.', _PRIVATIZER),
     ],
@@ -313,9 +316,6 @@ _BY_FILE = {
          'Two fits of one data set have the same secret bins.', _LEDGER),
         ('unsampled noise doubled', 'doubled = 2 if neighbors is _RELATION.REPLACE_ONE else 1',
          'doubled = 2', 'Half of what an unsampled run costs.', _ACCOUNTING + ' ' + _LEDGER),
-        ('min_sep above the sampling', 'return plan.min_sep or min_sep, max_participations',
-         'return max(plan.min_sep or 0, min_sep) + 1, max_participations',
-         'Records take part sooner than is accounted for.', _ACCOUNTING + ' privacy/plan_test.py'),
         ('delta of nobody', "return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(",
          "return min(1.0, float(_renyi(dp_event, neighbors).get_epsilon(",
          'Any epsilon above one would be one.', _ACCOUNTING + ' accounting/composition_test.py'),

@@ -49,32 +49,6 @@ def needs_current_library(what: str) -> None:
                      'it, or mean something else by it. Install a current dp-accounting.')
 
 
-def participation(plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
-  """Returns `(min_sep, max_participations)` that is accounted for in the first `steps` steps."""
-  min_sep, max_participations = plan.sampling.participation(plan, steps)
-  if plan.max_participations is not None:
-    max_participations = min(plan.max_participations, steps)
-  return plan.min_sep or min_sep, max_participations
-
-
-def fixed_order(plan: terms_lib.Terms) -> bool:
-  """Whether it is accounted for that a record has one place in every epoch.
-
-  A `min_sep` below the sampling's own gives up that claim.
-  """
-  return plan.sampling.fixed_order and plan.min_sep in (
-      None, plan.sampling.participation(plan, plan.steps)[0])
-
-
-def noise_stddev(plan: terms_lib.Terms) -> float:
-  """Returns the standard deviation of Z on a clipped sum: noise multiplier times sensitivity.
-
-  It is in clip norms if the plan has none.
-  """
-  return (plan.noise_multiplier * (1.0 if plan.l2_norm_clip is None else plan.l2_norm_clip)
-          * terms_lib.record_distance(plan.adjacency))
-
-
 @functools.lru_cache(maxsize=64)
 def sensitivity(
     mechanism: mechanisms.Mechanism, min_sep: int, max_participations: int,
@@ -88,7 +62,7 @@ def sensitivity(
 
 def total_sensitivity(plan: terms_lib.Terms, steps: int) -> float:
   """Returns the joint sensitivity of all un-amplified releases of `steps` steps, in noise units."""
-  size = sensitivity(plan.mechanism, *participation(plan, steps), fixed_order(plan))
+  size = sensitivity(plan.mechanism, *plan.participation(steps), plan.fixed_order)
   # Past clean data of a record is in the extra releases of all steps, whenever it took part.
   return math.sqrt(size**2 + steps * sum(noise**-2 for noise in plan.extra_releases))
 
@@ -132,7 +106,7 @@ def _event_of_run(
     return dp_accounting.NoOpDpEvent()
   if not sigma:
     return dp_accounting.NonPrivateDpEvent()
-  amplified = plan.sampling.claims(plan) and not same_batches
+  amplified = plan.amplified and not same_batches
   if same_batches and plan.sampling.by_example:  # Many examples of a user may be in one batch.
     return dp_accounting.NonPrivateDpEvent()
   if amplified:
@@ -164,7 +138,7 @@ def _event_of_run(
 
 def relation(plan: terms_lib.Terms) -> dp_accounting.NeighboringRelation:
   """Returns the dp_accounting relation an event of this plan is read under."""
-  if plan.sampling.claims(plan):
+  if plan.amplified:
     if plan.adjacency == 'replace':
       return _RELATION.REPLACE_ONE
     if plan.adjacency == 'zero_out' and plan.sampling.max_batch_size is not None:

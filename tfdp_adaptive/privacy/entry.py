@@ -109,12 +109,12 @@ class Entry:
   @property
   def amplified(self) -> bool:
     """Whether amplification by sampling is claimed."""
-    return self.plan is not None and self.plan.sampling.claims(self.plan)
+    return self.plan is not None and self.plan.amplified
 
   @property
   def participation(self) -> Tuple[int, int]:
     """`(min_sep, max_participations)` of a record in the steps that count."""
-    return cost.participation(self.plan, self.steps)
+    return self.plan.participation(self.steps)
 
   @functools.cached_property
   def sensitivity(self) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, TYPE_CHECKING, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, TYPE_CHECKING, Union
 
 import numpy as np
 
@@ -152,33 +152,6 @@ class PrivacyPlan(terms.Terms):
     delta = plan.target_delta - sum(entry.delta for entry in before.entries if entry.steps)
     return dataclasses.replace(plan, noise_multiplier=cost.calibrate(
         lambda sigma: both(sigma).event(), target_epsilon, delta, accountant, both(1.0).relation()))
-
-  @property
-  def amplified(self) -> bool:
-    """Whether amplification by sampling is claimed."""
-    return self.sampling.claims(self)
-
-  @property
-  def whole_users(self) -> bool:
-    """Whether the sampled and clipped record is a user with several examples."""
-    return self.unit == 'user' and not self.sampling.by_example
-
-  @property
-  def noise_stddev(self) -> float:
-    """Standard deviation of Z on a clipped sum: noise multiplier times sensitivity."""
-    return cost.noise_stddev(self)
-
-  def participation(self, steps: Optional[int] = None) -> Tuple[int, int]:
-    """Returns `(min_sep, max_participations)`, which the first `steps` steps account for."""
-    return cost.participation(self, self._run(steps).entries[0].steps)
-
-  @property
-  def fixed_order(self) -> bool:
-    """Whether the accounting assumes that a record has one place in every epoch.
-
-    It does not if `min_sep` is below the sampling's own.
-    """
-    return cost.fixed_order(self)
 
   def _run(self, steps: Optional[int], rule: Optional[contract.Rule] = None) -> ledger.Ledger:
     """Returns the ledger of this run alone, after `steps` steps."""

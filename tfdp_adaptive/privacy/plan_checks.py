@@ -100,7 +100,7 @@ def accountable(plan: terms_lib.Terms) -> None:
     raise ValueError(
         f'The mechanism was designed for {plan.mechanism.steps} steps; design it for at least '
         f'as many as the plan has. Received: steps={plan.steps}.')
-  if plan.sampling.amplified and not plan.sampling.claims(plan):
+  if plan.sampling.amplified and not plan.amplified:
     raise ValueError(
         f'{scheme} amplifies privacy only for {plan.sampling.amplifies}'
         f' Received: mechanism={type(plan.mechanism).__name__} with '
@@ -110,7 +110,7 @@ def accountable(plan: terms_lib.Terms) -> None:
         '`extra_releases`, of past clean data, are accounted for with independent noise and '
         'batches that claim no amplification, such as sampling=tfdp.sampling.FixedOrder(). '
         f'Received: sampling={plan.sampling!r}, mechanism={plan.mechanism!r}.')
-  claims = plan.sampling.claims(plan)
+  claims = plan.amplified
   without_renyi = claims and (plan.adjacency == 'replace' or not plan.sampling.renyi)
   if plan.search is not None:
     checks.instance(private_search.Search, 'a `tfdp.privacy.Search`, such as `Search(runs=10)`',
@@ -144,10 +144,9 @@ def participation(plan: terms_lib.Terms) -> None:
           f'`max_participations` must be at least {max_participations}, what '
           f'{plan.sampling!r} can reach in {plan.steps} steps. '
           f'Received: max_participations={plan.max_participations}.')
-  if not plan.sampling.claims(plan):
-    cost.sensitivity(
-        plan.mechanism, *cost.participation(plan, plan.steps),
-        cost.fixed_order(plan))  # Raises where there is no cost.
+  if not plan.amplified:
+    cost.sensitivity(plan.mechanism, *plan.participation(),
+                     plan.fixed_order)  # Raises where there is no cost.
 
 
 def shares_bins(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
@@ -189,12 +188,12 @@ def serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:
         + (', which releases statistics of past clean data; sampling does not amplify them, so '
            'the plan also needs sampling=tfdp.sampling.FixedOrder().' if past else '.')
         + f' Received: extra_releases={plan.extra_releases}, sampling={plan.sampling!r}.')
-  _, most = cost.participation(plan, plan.steps)
+  _, most = plan.participation()
   if any(0 < s.participations < most for s in statistics):
     raise ValueError(
         f'The rule {rule.name!r} must be made for participations={most}, as often as a record '
         f'takes part in this plan. Received: {[s.participations for s in statistics]}.')
-  if plan.sampling.claims(plan) and plan.adjacency == 'replace' and (
+  if plan.amplified and plan.adjacency == 'replace' and (
       statistics or len(rule.asks) > 1 or any(ask.side_query is not None for ask in rule.asks)):
     raise ValueError(
         'Poisson sampling under replace adjacency is accounted for one clipped sum per step '

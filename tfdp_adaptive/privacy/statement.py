@@ -201,7 +201,7 @@ def _mechanism(run: entry_lib.Entry) -> str:
   clip, unit = ('not fixed', ' clip norms') if plan.l2_norm_clip is None else (
       f'{plan.l2_norm_clip:g}', '')
   text = (f'{plan.mechanism!r}, noise multiplier {plan.noise_multiplier:.6g}, clip norm {clip}: '
-          f'noise of standard deviation {cost.noise_stddev(plan):.6g}{unit} '
+          f'noise of standard deviation {plan.noise_stddev:.6g}{unit} '
           'before correlation on the sum of clipped records, ')
   if plan.adjacency == 'replace':
     text += 'twice the clip norm per unit of noise multiplier because of replacement, '
@@ -258,7 +258,7 @@ def accounting(card: card_lib.Card, run: entry_lib.Entry) -> str:
         f'{method}, of {event}.{luck} Amplification by sampling is claimed; it holds '
         'only if the batches were the ones this plan drew, and if nobody learns who was in them.')
   min_sep, participations = run.participation
-  several = cost.fixed_order(plan) and participations > 1
+  several = plan.fixed_order and participations > 1
   extra = (f' {len(plan.extra_releases)} further statistic(s) of all records so far are released '
            'at every step and counted in full.' if plan.extra_releases else '')
   return text + (
