@@ -172,6 +172,21 @@ def test_private_examples_gain_what_more_public_ones_would(experiment, monkeypat
   assert list(found) == [.1, 2.0, 1.0]
 
 
+def test_of_rates_that_are_alike_the_smallest_trains_on_the_public_examples(
+    experiment, monkeypatch):
+  """The largest rate has the least mean, by luck on two examples; the least rate is worse."""
+  rows = {3.0: ([.5, .1, .5, .1], 8), .5: ([.31] * 4, 16), .1: ([.9, .8, .9, .8], 32)}
+  curves = {('as given', rate): {0: {
+      steps: (np.array(losses), 0.0, ()), 2 * steps: (np.ones(4), 0.0, ())}}
+            for rate, (losses, steps) in rows.items()}
+  for name in ('alone', 'recipes'):
+    monkeypatch.setattr(experiment, name, {})
+  monkeypatch.setattr(experiment, '_curves', curves)
+  experiment._choose_alone('as given')
+  assert experiment.recipes == {'as given': (.5, 16)}
+  assert experiment.alone['as given'].loss == pytest.approx(.31)
+
+
 def test_equal_examples_are_in_one_fold():
   x = np.repeat(np.arange(12.0), 5)[:, None]
   parts = experiment_lib._folds((x, 2 * x), np.random.default_rng(0))

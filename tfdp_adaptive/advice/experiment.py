@@ -274,18 +274,28 @@ class Experiment:
         self._choose_alone(kind)
 
   def _choose_alone(self, kind: str) -> None:
-    """Notes the rate and the number of steps of the least loss on the folds that are known."""
+    """Notes the smallest rate that is not clearly worse than the best, and its best steps.
+
+    Trainings at a large rate vary. The folds average over that, the training of the model cannot.
+    """
     known = {rate: folds for (one, rate), folds in self._curves.items() if one == kind}
-    most = max(map(len, known.values()))
-    found = []
+    found: Dict[float, Tuple[settings_lib.Judged, int]] = {}
     for rate, folds in known.items():
-      if len(folds) == most:
-        for steps in set.intersection(*(set(curve) for curve in folds.values())):
+      if len(folds) == max(map(len, known.values())):
+        for steps in sorted(set.intersection(*map(set, folds.values()))):
           judged = settings_lib.Judged()
           for fold, curve in folds.items():
             judged.note((fold, 0), *curve[steps])
-          found.append((judged.loss, rate, steps, judged))
-    _, rate, steps, self.alone[kind] = min(found, key=lambda one: one[:3])
+          if rate not in found or judged.loss < found[rate][0].loss:
+            found[rate] = judged, steps
+    best, _ = min(found.values(), key=lambda one: one[0].loss)
+
+    def alike(rate: float) -> bool:
+      more, error = found[rate][0].above(best)
+      return more <= error
+
+    rate = min(filter(alike, found))
+    self.alone[kind], steps = found[rate]
     self.recipes[kind] = rate, steps
 
   def _looked(self, kind: str, fold: int, weights: Tree) -> settings_lib.One:
