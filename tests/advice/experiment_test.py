@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is charged, what the last layer reads, and how a search keeps to its time."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -185,6 +187,22 @@ def test_of_rates_that_are_alike_the_smallest_trains_on_the_public_examples(
   experiment._choose_alone('as given')
   assert experiment.recipes == {'as given': (.5, 16)}
   assert experiment.alone['as given'].loss == pytest.approx(.31)
+
+
+def test_later_folds_train_on_the_public_examples_as_long_as_the_first_ones(
+    experiment, monkeypatch):
+  """The first one falls for long, the second one rises at once: the sum falls."""
+  falling, rising = ({step: 1 + slope * math.log(step) for step in (8, 11, 16, 23, 32, 45, 64)}
+                     for slope in (-.2, .1))
+  for name in ('alone', 'recipes', '_ahead'):
+    monkeypatch.setattr(experiment, name, {})
+  monkeypatch.setattr(experiment, '_curves', {('as given', .5): {
+      0: {step: (np.full(8, loss), 0.0, ()) for step, loss in falling.items()}}})
+  monkeypatch.setattr(experiment, 'plainly', lambda *_: iter(experiment_lib._ALONE_STEPS))
+  monkeypatch.setattr(experiment, '_looked', lambda kind, fold, step: (
+      np.full(8, rising[step]), 0.0, ()))
+  experiment.try_alone('as given', .5, range(2))
+  assert experiment.recipes == {'as given': (.5, 64)}
 
 
 def test_equal_examples_are_in_one_fold():

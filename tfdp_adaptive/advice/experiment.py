@@ -255,6 +255,7 @@ class Experiment:
             for fold in curves}
     least, late, done = (math.inf, 0.0), 0, False
     ahead, soon = self._ahead.get(tuple(curves), (math.inf, 0.0))
+    equal = max((max(curve) for curve in known.values()), default=0)  # All folds go as far.
     try:
       for steps in _ALONE_STEPS:
         for fold, run in runs.items():
@@ -264,7 +265,8 @@ class Experiment:
         least = min(least, (loss, rate * steps))
         if steps >= _LEAST_STEPS or self.alone:
           self._clock.allow(_ALONE)
-        if late == _PATIENCE or rate * steps >= _LATER * soon and least[0] > ahead:
+        if steps >= equal and (
+            late >= _PATIENCE or rate * steps >= _LATER * soon and least[0] > ahead):
           break
       done = True
     finally:
