@@ -15,8 +15,9 @@ examples. Beside it:
   3 (in medians of public gradients), three learning rates that fall to zero.
 
 The grid takes the steps, the expected batch size and the noise of the same plan, and the scaled
-inputs. A row that is in FILE already is not made again, so that an interrupted run goes on. The
-text beside FILE has the table.
+inputs. The interval is that which `recommend` prints beside the public examples alone, or beside
+the model as it is where it proposes the former. A row that is in FILE already is not made again,
+so that an interrupted run goes on. The text beside FILE has the table.
 """
 
 import argparse
@@ -167,6 +168,7 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
   declined = trained(found['declined'])  # The last layer alone trains afterwards, if at all.
   return dict(end=trained(one), proposed=one.reasons[0].split(': ')[1], declined=declined,
               estimates={row.name: round(row.loss, 4) for row in one.rows},
+              interval=round(one.rows[1].interval or one.rows[0].interval, 4),
               seconds=[seconds, round(found['took'], 1)], settings=dict(one.settings),
               clip=one.plan and one.plan.l2_norm_clip)
 
@@ -176,6 +178,7 @@ def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, An
   lines = [f'{"task":16} {"eps":>3} {"seed":>4} {"untrained":>9} {"alone":>8} {"best grid":>9} '
            f'{"recommend":>9} {"declined":>8} {"excess":>7}  {"seconds":>7}  proposed']
   excess: Dict[str, List[float]] = {}
+  worse = []
   for one in rows:
     peer = beside.get((one['task'], one['epsilon']), {})
     ends = [*(peer.get(name, {}) for name in ('start', 'alone', 'best')), one['end'],
@@ -184,6 +187,8 @@ def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, An
     more = losses[3] / losses[2] - 1
     if np.isfinite(more):
       excess.setdefault(one['task'], []).append(more)
+    if losses[3] > np.nanmin(losses[:2]) + one.get('interval', np.inf):
+      worse.append(f'{one["task"]} (epsilon {one["epsilon"]:g}, seed {one["seed"]})')
     wide = list(zip(ends, (9, 8, 9, 9, 8)))
     columns = lambda name: ' '.join(f'{end.get(name, np.nan):{width}.4g}' for end, width in wide)
     lines.append(f'{one["task"]:16} {one["epsilon"]:3g} {one["seed"]:4} {columns("loss")} '
@@ -193,6 +198,9 @@ def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, An
   if excess:
     mean = 100 * np.mean([np.mean(values) for values in excess.values()])
     lines.append(f'\nMean excess over the best of the grid, by task: {mean:.1f}%')
+  known = sum('interval' in one for one in rows)
+  lines.append(f'Worse than untrained or alone by more than the interval, in {known} rows: '
+               + (', '.join(worse) or 'none'))
   return '\n'.join([*lines, ''])
 
 

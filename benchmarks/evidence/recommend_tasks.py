@@ -358,10 +358,129 @@ def rolls() -> Task:
   return _numbers('roll', x, y, 300, 2000, hidden=(32,), batch_size=200, steps=200)
 
 
+def topics() -> Task:
+  """Which of three topics a text has, from 1,500 words of which a text has 30, and 100 examples."""
+  rng = np.random.default_rng(11)
+  usual = 1 / np.arange(10, 1510)
+  y, x = rng.integers(3, size=14_100), np.zeros([14_100, 1500], np.float32)
+  for kind in range(3):
+    odds = usual * np.exp(.8 * rng.normal(size=1500))
+    x[y == kind] = np.minimum(1, rng.multinomial(30, odds / odds.sum(), (y == kind).sum()))
+  return _classes('topics', x, y, 100, 4000, batch_size=256, steps=200)
+
+
+def counts() -> Task:
+  """How many visits there are, for a Poisson loss, which can be negative."""
+  rng = np.random.default_rng(12)
+  x = rng.normal(size=(12_300, 12)) * np.geomspace(.2, 20, 12)
+  y = rng.poisson(np.exp(x / np.geomspace(.2, 20, 12) @ rng.normal(scale=.25, size=12) + .3))
+  return Task('counts', _dense(12, 1, 'exponential'), 'poisson', (),
+              **_split(x, y.astype(np.float32)[:, None], 200, 3000), batch_size=200, steps=200)
+
+
+def outliers() -> Task:
+  """Three outputs of 20 inputs, with errors of heavy tails, by a hidden layer."""
+  rng = np.random.default_rng(13)
+  x = rng.normal(size=(12_300, 20))
+  y = np.tanh(x @ rng.normal(scale=.4, size=(20, 8))) @ rng.normal(size=(8, 3))
+  y = (y + .3 * rng.standard_t(1.5, size=y.shape)).astype(np.float32)
+  return Task('outliers', _dense(20, 3, 'linear', (24,)), 'mae', (), **_split(x, y, 300, 3000),
+              batch_size=200, steps=200)
+
+
+def rare_kinds() -> Task:
+  """Three classes of which two have 5% and 2%, by a hidden layer."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  x, y = datasets.make_classification(
+      14_400, 20, n_informative=8, n_classes=3, weights=[.93, .05], class_sep=1.5, random_state=5)
+  return _classes('rare kinds', x, y, 400, 4000, hidden=(16,), batch_size=256, steps=200)
+
+
+def shapes() -> Task:
+  """Which of five shapes is in an image of 16 x 16, by two convolutions."""
+  rng = np.random.default_rng(14)
+  y, (rows, columns) = rng.integers(5, size=8300), np.mgrid[:16, :16]
+  row, column = rng.uniform(5, 10, (2, len(y), 1, 1))
+  size, a, b = rng.uniform(2, 5, row.shape), abs(rows - row), abs(columns - column)
+  far = np.stack([a + b, np.maximum(a, b), np.hypot(a, b), np.minimum(a, b) + 2 * (a + b > 6),
+                  abs(a - b) + 2 * (a + b > 6)])[y, np.arange(len(y))]
+  x = (abs(far - np.where(y < 3, size[:, 0, 0], 0)[:, None, None]) < 1) + .5 * rng.normal(
+      size=far.shape)
+
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input((16, 16, 1)), layers.Conv2D(8, 5, 2, 'same', activation='relu'),
+        layers.Conv2D(16, 3, 2, 'same', activation='relu'), layers.Flatten(),
+        layers.Dense(5, activation='softmax')])
+
+  return _classes('shapes', x[..., None], y, 300, 2000, build, batch_size=128, steps=150)
+
+
+def _numbered(texts: Any, words: Any, length: int) -> np.ndarray:
+  index = {word: i + 2 for i, word in enumerate(words)}
+  found = np.zeros([len(texts), length], np.int32)
+  for row, text in enumerate(texts):
+    some = text.lower().split()[:length]
+    found[row, :len(some)] = [index.get(word.strip('.,;:!?()"\''), 1) for word in some]
+  return found
+
+
+def _whole(task: Task, build: Any) -> Task:
+  """Returns the task with whole inputs, and a model for them."""
+  return task._replace(build=build, **{
+      name: (getattr(task, name)[0].astype(np.int32), getattr(task, name)[1])
+      for name in ('public', 'private', 'test')})
+
+
+def answers(load: Any) -> Task:
+  """Whether a post is an answer or a question, by an embedding and a GRU."""
+  rows = load.stackexchange()
+  x = _numbered([row['text'] for row in rows], _frequent(load, 498), 24)
+  y = np.array([row['kind'] == rows[0]['kind'] for row in rows])
+
+  def build() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([
+        layers.Input([24], dtype='int32'), layers.Embedding(500, 12), layers.GRU(12),
+        layers.Dense(1, activation='sigmoid')])
+
+  return _whole(_binary('answers', x, y, 400, 3000, batch_size=256, steps=150), build)
+
+
+def reviews(load: Any) -> Task:
+  """Whether a sentence praises a film, by a transformer that was trained on opinions of products.
+
+  All of it trains.
+  """
+  def read(name: str) -> Part:
+    rows = load.sentiment(name)
+    return (_numbered([row[2] for row in rows], _frequent(load, 998), 20),
+            np.array([row[0] for row in rows]))
+
+  keras.utils.set_random_seed(3)
+  entry = layers.Input([20], dtype='int32')
+  value = layers.Embedding(1000, 16)(entry)
+  value = layers.Add()([value, layers.MultiHeadAttention(2, 8)(value, value)])
+  value = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(value))
+  model = keras.Model(entry, layers.Dense(1, activation='sigmoid')(value))
+  model.compile('adam', 'binary_crossentropy')
+  model.fit(*read('pros_cons'), batch_size=64, epochs=1, verbose=0)
+  weights = model.get_weights()
+
+  def build() -> Any:
+    model.set_weights(weights)
+    return model
+
+  return _whole(_binary('reviews', *read('sentence_polarity'), 300, 3000, batch_size=256,
+                        steps=150), build)
+
+
 DEVELOPED = (breast_cancer, ill_conditioned, digits, unequal, prices, sparse_signal)
 DEVELOPED_ON_FILES = (rare_digits, opinions, sites)  # The last two: how overfitting is charged.
-JUDGES = (categories, frauds, friedman, series, waves, wine, hastie, frozen_base, rolls, diabetes)
-JUDGES_ON_FILES = (ordinary_digits, films, abstracts, letters)
+JUDGES = (categories, frauds, friedman, series, waves, wine, hastie, frozen_base, rolls, diabetes,
+          topics, counts, outliers, rare_kinds, shapes)
+JUDGES_ON_FILES = (ordinary_digits, films, abstracts, letters, answers, reviews)
 
 
 def all_tasks(data: str) -> Dict[str, Callable[[], Task]]:
