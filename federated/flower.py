@@ -131,7 +131,8 @@ class PrivateStrategy(flwr_strategy.Strategy):
         process, nodes, rounds=num_rounds, out=self._out,
         evaluate=self._evaluate, progress=False, **self._settings)
     _log.info(self.result.statement)
-    result = flwr_strategy.Result(arrays=_array_record(process.in_order(self.result.weights)))
+    arrays = process.in_order(self.result.weights)
+    result = flwr_strategy.Result(arrays=flwr_app.ArrayRecord(arrays))
     for row in self.result.history:
       for private, metrics in ((True, result.train_metrics_clientapp),
                                (False, result.evaluate_metrics_serverapp)):
@@ -159,7 +160,7 @@ def _replies(
   """Yields `(node, content or error)` as answers to THESE messages come in, until the timeout."""
   tag = secrets.token_hex(16)
   content = flwr_app.RecordDict({
-      'arrays': _array_record(arrays), 'config': flwr_app.ConfigRecord(dict(config))})
+      'arrays': flwr_app.ArrayRecord(list(arrays)), 'config': flwr_app.ConfigRecord(dict(config))})
   deadline = time.monotonic() + timeout
   waiting: List[str] = []
   for some in groups.calls(nodes, _AT_ONCE):
@@ -177,7 +178,3 @@ def _replies(
           yield reply.metadata.src_node_id, reply.content
     if waiting:
       time.sleep(nodes_lib.POLL_SECONDS)
-
-
-def _array_record(arrays: Sequence[np.ndarray]) -> flwr_app.ArrayRecord:
-  return flwr_app.ArrayRecord(list(arrays))

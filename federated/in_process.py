@@ -10,7 +10,8 @@ import collections
 import contextlib
 import functools
 import threading
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+import types
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -38,18 +39,16 @@ class InProcess(engines.PrivateFedAvg):
     make_model: `() -> KerasModel`, or what has its methods.
     client_optimizer: As `build_private_fed_avg` takes it.
     as_one: Whether all examples of a client make one batch.
-    full_weight: Number of examples from which on a client counts fully, or None.
     exact_metrics: Whether sums of the clients' metrics are returned.
     **kwargs: Of `PrivateFedAvg`.
   """
 
   def __init__(
       self, *, make_model: Callable[[], local_training.Model], client_optimizer: ClientOptimizer,
-      as_one: bool, full_weight: Optional[int], exact_metrics: bool, **kwargs: Any) -> None:
+      as_one: bool, exact_metrics: bool, **kwargs: Any) -> None:
     super().__init__(client_optimizer=client_optimizer, **kwargs)
     self.make_model, self.client_optimizer = make_model, client_optimizer
-    self.full_weight, self.exact_metrics = full_weight, exact_metrics
-    self._as_one = as_one
+    self.exact_metrics, self._as_one = exact_metrics, as_one
     self._workers: Dict[Tuple[int, str], _Worker] = {}
     self._step = tf.function(self.server.step, autograph=False)
     self._tracing = threading.Lock()
@@ -65,7 +64,9 @@ class InProcess(engines.PrivateFedAvg):
 
   def next(self, state: server_lib.State, client_data: Sequence[tf.data.Dataset]) -> RoundOutput:
     """Returns `(state, metrics)` after a round of these data sets."""
-    users = _Given(client_data)
+    users = types.SimpleNamespace(  # Known by their positions.
+        client_ids=range(len(client_data)), create_tf_dataset_for_client=client_data.__getitem__,
+        element_type_structure=client_data[0].element_spec if client_data else None)
     with self.reach(1, users) as engine:
       outcome = rounds.run(self, engine, state, users.client_ids)
     state, released = self._step(state, outcome.answers)
@@ -148,8 +149,8 @@ class _Worker:
       mine = {id(v) for v in tf.nest.flatten(weights)}
       others = [(v, first) for v, first in made if id(v) not in mine]
       train = local_training.loop(
-          model, input_spec, optimizer, process.server, self._finalizers, process.full_weight,
-          others, lambda: _draw_seeds(getattr(model, 'seeds', ())))
+          model, input_spec, optimizer, process.server, self._finalizers, others,
+          lambda: _draw_seeds(getattr(model, 'seeds', ())))
       spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
       self._template = weights, process.server.broadcast(process.server.init(weights))
       self._train = train.get_concrete_function(
@@ -166,17 +167,6 @@ class _Worker:
     if self._process.exact_metrics:
       exact = local_training.finalized(self._finalizers, metrics)
     return server_lib.Sums(answers, exact)
-
-
-class _Given:
-  """Data sets as the users of a round, by their position."""
-
-  def __init__(self, datasets: Sequence[tf.data.Dataset]) -> None:
-    self._datasets, self.client_ids = datasets, range(len(datasets))
-    self.element_type_structure = datasets[0].element_spec if datasets else None
-
-  def create_tf_dataset_for_client(self, index: int) -> tf.data.Dataset:
-    return self._datasets[index]
 
 
 def _example(spec: tf.TensorSpec) -> tf.Tensor:

@@ -20,11 +20,9 @@ Metric = Union[tf.keras.metrics.Metric, Callable[[], tf.keras.metrics.Metric]]
 
 
 class Output(NamedTuple):
-  """The loss, predictions and number of examples of a batch."""
+  """The loss of a batch, by the name that it has for a TFF model."""
 
   loss: tf.Tensor
-  predictions: tf.Tensor
-  num_examples: tf.Tensor
 
 
 class KerasModel:
@@ -62,7 +60,7 @@ class KerasModel:
       metric.update_state(y, predictions)
     self._loss_mean.update_state(loss, size)
     self._counts.assign_add(tf.cast(tf.stack([size, 1]), tf.int64))
-    return Output(tf.add_n([loss, *self.keras.losses]), predictions, size)
+    return Output(tf.add_n([loss, *self.keras.losses]))
 
   def report_local_unfinalized_metrics(self) -> local_training.Metrics:
     """Returns {metric: its variables' values}; those of several clients add up."""
@@ -132,10 +130,9 @@ def evaluator(
     return model.report_local_unfinalized_metrics()
 
   def evaluate(weights: server_lib.ModelWeights) -> Dict[str, float]:
-    for variable, value in zip(
+    local_training.assign(
         tf.nest.flatten([model.trainable_variables, model.non_trainable_variables]),
-        tf.nest.flatten(tuple(weights))):
-      variable.assign(value)
+        tf.nest.flatten(tuple(weights)))
     model.reset_metrics()
     return {name: float(value)
             for name, value in local_training.finalized(finalizers, run()).items()}
@@ -163,8 +160,7 @@ def _copied(metric: Metric) -> tf.keras.metrics.Metric:
 
 def _finalizer(metric: tf.keras.metrics.Metric) -> local_training.Finalizer:
   def finalize(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    for variable, value in zip(metric.variables, values):
-      variable.assign(value)
+    local_training.assign(metric.variables, values)
     return metric.result()
 
   return finalize

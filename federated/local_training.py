@@ -11,7 +11,7 @@ every client, and a model that keeps data outside its variables is refused.
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -46,13 +46,13 @@ class FunctionalOptimizer:
             variables: Sequence[tf.Variable]) -> trees.Tree:
     """Moves the variables; returns the next state."""
     state, values = self._optimizer.next(state, tuple(variables), tuple(gradients))
-    _assign(variables, values)
+    assign(variables, values)
     return state
 
 
 def loop(
     model: Model, input_spec: trees.Tree, optimizer: FunctionalOptimizer,
-    server: server_lib.Server, finalizers: Mapping[str, Finalizer], full_weight: Optional[int],
+    server: server_lib.Server, finalizers: Mapping[str, Finalizer],
     others: Sequence[Tuple[tf.Variable, tf.Tensor]],
     begin_client: Callable[[], None]) -> tf.types.experimental.PolymorphicFunction:
   """Returns `(weights, broadcast, group) -> (answers, metrics)`, sums over a group's clients.
@@ -63,7 +63,6 @@ def loop(
     optimizer: The clients' optimizer: a `FunctionalOptimizer`, or an object with its methods.
     server: The `Server`, which clips the answer of a client.
     finalizers: The metric finalizers of the model.
-    full_weight: Number of examples from which on a client counts fully, or None.
     others: The variables besides the model's weights, and the first values to which they are set
       back before every client.
     begin_client: Called in the graph before every client.
@@ -76,44 +75,40 @@ def loop(
               for rows, spec in zip(group.rows, tf.nest.flatten(input_spec))]
     return tf.nest.pack_sequence_as(input_spec, leaves)
 
-  def step(group: groups.Group, batch: tf.Tensor, examples: tf.Tensor, optimizer_state: trees.Tree
-           ) -> Tuple[tf.Tensor, tf.Tensor, trees.Tree]:
+  def step(group: groups.Group, batch: tf.Tensor, optimizer_state: trees.Tree
+           ) -> Tuple[tf.Tensor, trees.Tree]:
     start, end = _bounds(group.batch_ends, batch)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
       tape.watch(trainable)
       output = model.forward_pass(batch_of(group, start, end), training=True)
     optimizer_state = optimizer.apply(
         optimizer_state, tape.gradient(output.loss, trainable), trainable)
-    count = tf.shape(output.predictions)[0] if output.num_examples is None else output.num_examples
-    return batch + 1, examples + tf.cast(count, tf.int64), optimizer_state
+    return batch + 1, optimizer_state
 
   def client(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
              group: groups.Group, index: tf.Tensor) -> Tuple[server_lib.Answer, Metrics]:
-    _assign([*trainable, *non_trainable], tf.nest.flatten(weights))
+    assign([*trainable, *non_trainable], tf.nest.flatten(weights))
     for variable, first in others:
       variable.assign(first)
     begin_client()
     start, end = _bounds(group.client_ends, index)
-    _, examples, _ = tf.while_loop(
-        lambda batch, *_: batch < end,
-        lambda batch, examples, state: step(group, batch, examples, state),
-        (start, tf.zeros([], tf.int64), optimizer.start(trainable)), parallel_iterations=1)
+    tf.while_loop(
+        lambda batch, _: batch < end, lambda batch, state: step(group, batch, state),
+        (start, optimizer.start(trainable)), parallel_iterations=1)
     update = [before - after for before, after in zip(
         tf.nest.flatten(weights.trainable), trainable)]
     # As in `tff.learning`: an update that is not finite counts as none at all.
-    finite = _is_finite(update)
-    update = tf.cond(finite, lambda: update, lambda: _nothing(model, update))
+    update = tf.cond(_is_finite(update), lambda: update, lambda: _nothing(model, update))
     metrics = model.report_local_unfinalized_metrics()
     bounded = (server.bounded_metrics(finalized(finalizers, metrics))
                if server.private_metrics is not None else ())
-    whole = weighted(tf.nest.pack_sequence_as(server.specs, update),
-                     tf.where(finite, examples, 0), full_weight)
+    whole = tf.nest.pack_sequence_as(server.specs, update)
     return server.record(broadcast, whole, bounded), metrics
 
   @tf.function(autograph=False)
   def train_all(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
                 group: groups.Group) -> Tuple[server_lib.Answer, Metrics]:
-    _assign([*trainable, *non_trainable], tf.nest.flatten(weights))
+    assign([*trainable, *non_trainable], tf.nest.flatten(weights))
     no_metrics = tf.nest.map_structure(tf.zeros_like, model.report_local_unfinalized_metrics())
 
     def body(index: tf.Tensor, total: trees.Tree) -> Tuple[tf.Tensor, trees.Tree]:
@@ -126,14 +121,6 @@ def loop(
     return total
 
   return train_all
-
-
-def weighted(update: trees.Tree, examples: tf.Tensor, full_weight: Optional[int]) -> trees.Tree:
-  """Returns an update in proportion to its examples, up to a weight of one."""
-  if full_weight is None:
-    return update
-  weight = tf.minimum(tf.cast(examples, tf.float32) / full_weight, 1.0)
-  return tf.nest.map_structure(lambda u: tf.cast(weight, u.dtype) * u, update)
 
 
 def finalized(finalizers: Mapping[str, Finalizer], values: Metrics) -> Dict[str, tf.Tensor]:
@@ -188,7 +175,7 @@ def _bounds(ends: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   return tf.where(index > 0, ends[tf.maximum(index - 1, 0)], 0), ends[index]
 
 
-def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+def assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
   for variable, value in zip(variables, values):
     variable.assign(value)
 

@@ -36,7 +36,6 @@ def build_private_fed_avg(
     model_fn: local_training.ModelFn, *, server_rule: contract.Rule, plan: privacy.PrivacyPlan,
     server_learning_rate: server_lib.Rate, client_optimizer_fn: ClientOptimizerFn,
     loss: Optional[keras_model.Loss] = None, metrics: Sequence[keras_model.Metric] = (),
-    client_weighting: str = 'uniform', max_examples_per_client: Optional[int] = None,
     quantile_clip: Optional[server_lib.QuantileClip] = None,
     private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
     seed: Optional[int] = None) -> engines.PrivateFedAvg:
@@ -57,11 +56,6 @@ def build_private_fed_avg(
     loss: The loss of a Keras model: `tf.keras.losses.Loss`, or `(y_true, y_pred) -> losses`.
       Batches are `(x, y)`, or dicts with the keys `x` and `y`.
     metrics: The metrics of a Keras model: Keras metrics of the clients' training, copied.
-    client_weighting: 'uniform' or 'num_examples'. With 'num_examples' the weight of an update is
-      proportional to the client's number of examples, and is one at
-      `max_examples_per_client`. Weights above one are refused, because they would multiply
-      the sensitivity.
-    max_examples_per_client: A public constant, for 'num_examples'.
     quantile_clip: A `QuantileClip`, or None for a fixed clip norm.
     private_metrics: `PrivateMetrics` of the clients' training, or None.
     exact_metrics: Whether rounds also return the exact sums of the clients' training metrics, as
@@ -77,16 +71,14 @@ def build_private_fed_avg(
   client_optimizer = client_optimizer_fn
   if callable(client_optimizer_fn) and not as_one:
     client_optimizer = client_optimizer_fn()
-  _check(client_weighting, max_examples_per_client, seed)
+  if seed is not None:
+    checks.whole(0, seed=seed)
   make_server = functools.partial(
       server_lib.Server, server_rule, plan=plan, learning_rate=server_learning_rate,
       quantile_clip=quantile_clip, private_metrics=private_metrics, seed=seed)
-  common: Dict[str, Any] = dict(
-      as_one=as_one, exact_metrics=exact_metrics,
-      full_weight=max_examples_per_client if client_weighting == 'num_examples' else None,
-      client_weighting=client_weighting, max_examples_per_client=max_examples_per_client)
   if loss is None:
-    return _tff_process().build(model_fn, client_optimizer, make_server, **common)
+    return _tff_process().build(
+        model_fn, client_optimizer, make_server, as_one=as_one, exact_metrics=exact_metrics)
   if as_one:
     client_optimizer = tf.keras.optimizers.SGD(1.0)
   if not hasattr(client_optimizer, 'get_config') and not hasattr(client_optimizer, 'next'):
@@ -103,7 +95,7 @@ def build_private_fed_avg(
   specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
   return in_process.InProcess(
       make_model=make_model, client_optimizer=client_optimizer, server=make_server(specs),
-      recipe=recipe, **common)
+      recipe=recipe, as_one=as_one, exact_metrics=exact_metrics)
 
 
 def build_private_fed_sgd(
@@ -151,16 +143,3 @@ def _tff_process() -> Any:
         'A TFF model, which has its loss, needs tensorflow_federated, which is not installed here. '
         'Received: loss=None.')
   return importlib.import_module('.tff_process', __package__)
-
-
-def _check(client_weighting: str, max_examples: Optional[int], seed: Optional[int]) -> None:
-  checks.one_of(('uniform', 'num_examples'), client_weighting=client_weighting)
-  if max_examples is not None:
-    checks.whole(max_examples_per_client=max_examples)
-  if seed is not None:
-    checks.whole(0, seed=seed)
-  if client_weighting == 'num_examples' and max_examples is None:
-    raise ValueError(
-        '`max_examples_per_client` must be given with client_weighting="num_examples": the number '
-        'of examples is private and unbounded, and would multiply the sensitivity. '
-        f'Received: max_examples_per_client={max_examples}.')

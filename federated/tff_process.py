@@ -32,7 +32,7 @@ Value = Any  # A value inside a computation of TFF.
 CLIENTS = 8  # The clients of a call: few, since a new number of them compiles everything again.
 
 
-class FedAvg(in_process.InProcess, tff.learning.templates.LearningProcess):
+class FedAvg(tff.learning.templates.LearningProcess, in_process.InProcess):
   """A `tff.learning.templates.LearningProcess` whose rounds are private.
 
   TFF's own state managers write its SECRET state readable for everyone; `simulate` does not.
@@ -51,9 +51,6 @@ class FedAvg(in_process.InProcess, tff.learning.templates.LearningProcess):
     in_process.InProcess.__init__(self, **kwargs)
     self.client_sums, self._input_spec = client_sums, input_spec
 
-  next = tff.learning.templates.LearningProcess.next
-  initialize = tff.learning.templates.LearningProcess.initialize
-  get_model_weights = tff.learning.templates.LearningProcess.get_model_weights
   history = engines.PrivateFedAvg.history
 
   def batch_spec(self, users: engines.ClientData) -> trees.Tree:
@@ -113,7 +110,7 @@ def _keras_classes_kept() -> Iterator[None]:
 def build(
     model_fn: ModelFn, client_optimizer: tff.learning.optimizers.Optimizer,
     make_server: Callable[[trees.Tree], server_lib.Server], *, as_one: bool,
-    full_weight: Optional[int], exact_metrics: bool, **settings: Any) -> FedAvg:
+    exact_metrics: bool) -> FedAvg:
   """Returns the process of a TFF model, with the arguments that `processes` makes."""
   if as_one:
     client_optimizer = tff.learning.optimizers.build_sgdm(1.0)
@@ -136,7 +133,7 @@ def build(
       lambda data: data.unbatch().batch(2**31 - 1), tff.SequenceType(
           tff.types.tensorflow_to_type(model.input_spec))) if as_one else None
   client_sums = _client_sums(
-      model_fn, client_optimizer, one_batch, server=server, full_weight=full_weight,
+      model_fn, client_optimizer, one_batch, server=server,
       broadcast_type=broadcast.type_signature.result, exact_metrics=exact_metrics)
   _, _, data_type = client_sums.type_signature.parameter
   step = tff.tensorflow.computation(
@@ -164,14 +161,14 @@ def build(
           state_type, weights_type))
   return FedAvg(
       computations, client_sums, model.input_spec, make_model=make_model,
-      server=server, client_optimizer=client_optimizer, as_one=as_one, full_weight=full_weight,
-      exact_metrics=exact_metrics, **settings)
+      server=server, client_optimizer=client_optimizer, as_one=as_one,
+      exact_metrics=exact_metrics)
 
 
 def _client_sums(
     model_fn: ModelFn, client_optimizer: tff.learning.optimizers.Optimizer,
     one_batch: Optional[Computation], *, server: server_lib.Server, broadcast_type: tff.Type,
-    full_weight: Optional[int], exact_metrics: bool) -> Computation:
+    exact_metrics: bool) -> Computation:
   """Returns `(weights, broadcast, datasets) -> Sums`, a TFF computation."""
   # `Dataset.reduce`, TFF's default, builds the graph of the training step again for
   # every client, which costs ten times what a small model's training does.
@@ -185,8 +182,7 @@ def _client_sums(
 
   @tff.tensorflow.computation(broadcast_type, result_type)
   def record(broadcast: Value, result: Value) -> Value:
-    return server.record(broadcast, local_training.weighted(
-        result.update, result.update_weight, full_weight))
+    return server.record(broadcast, result.update)
 
   @tff.federated_computation(
       tff.FederatedType(weights_type.member, tff.SERVER),

@@ -27,8 +27,7 @@ PLAN = regression.make_plan(steps=3)
 USERS = dict(examples={'a': np.zeros([3, 2])}, batch_size=2, epochs=1, max_examples=None)
 BUILD = dict(**regression.of_engine('in_process'), server_rule=rules.dp_adam(), plan=PLAN,
              server_learning_rate=.5, client_optimizer_fn=regression.client_optimizer,
-             client_weighting='uniform', max_examples_per_client=None, quantile_clip=None,
-             private_metrics=None, seed=None)
+             quantile_clip=None, private_metrics=None, seed=None)
 SIMULATE = dict(train_data=federated.Users(regression.make_users(), batch_size=4), plan=None,
                 rounds=None, evaluate=None, rounds_per_evaluation=1, out=None,
                 dropout=0.0, facts=())

@@ -17,8 +17,7 @@ SIDES = dict(private_metrics=tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}
              quantile_clip=tfdp.federated.QuantileClip())
 TABLE = {
     'sides': (rules.dp_adam, SIDES),
-    'scaled, weighted': (lambda: rules.scale_then_privatize(scale_epsilon=0.2), dict(
-        client_weighting='num_examples', max_examples_per_client=8)),
+    'scaled': (lambda: rules.scale_then_privatize(scale_epsilon=0.2), {}),
     'joint moments': (rules.dp_adam_jme, dict(exact_metrics=True)),
 }
 

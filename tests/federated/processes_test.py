@@ -131,23 +131,6 @@ def test_equals_the_query_and_the_rule_by_hand(make, engine):
   np.testing.assert_allclose(run(process, examples), trajectory, rtol=2e-3, atol=1e-4)
 
 
-def test_weights_by_number_of_examples_are_capped(engine):
-  """The heaviest user has weight one, whatever the clip norm, which is out of reach here."""
-  examples = regression.make_users()
-  plan = regression.make_plan(noise_multiplier=0.0, l2_norm_clip=100.0)
-  process = regression.build(rules.dp_sgd(), plan, engine, client_weighting='num_examples',
-                             max_examples_per_client=8)
-  cohort, total = [0, 1, 2, 4], np.zeros(4)
-  users = tfdp.federated.Users(examples, batch_size=4)
-  for i in cohort:
-    d = regression.delta(np.zeros(4), examples[f'user{i}'])
-    total += min(len(examples[f'user{i}']['x']) / 8, 1) * d
-  state, _ = process.next(
-      process.initialize(), [users.create_tf_dataset_for_client(f'user{i}') for i in cohort])
-  np.testing.assert_allclose(
-      regression.flat(process.get_model_weights(state)), -0.5 * total / 3, rtol=1e-4)
-
-
 @pytest.mark.thorough(rows=['tff'])
 def test_federated_sgd_answers_with_the_gradient(engine):
   examples = regression.make_users()
@@ -214,10 +197,6 @@ def test_refusals(engine):
   rule, plan = rules.dp_sgd(), regression.make_plan()
   with pytest.raises(ValueError, match="unit='user'"):
     regression.build(rule, regression.make_plan(unit='example'), engine)
-  with pytest.raises(ValueError, match='multiply the sensitivity'):
-    regression.build(rule, plan, engine, client_weighting='num_examples')
-  with pytest.raises(ValueError, match=r"one of \('uniform', 'num_examples'\)"):
-    regression.build(rule, plan, engine, client_weighting='num_tokens')
   with pytest.raises(ValueError, match='taken at the server'):
     regression.build(rule._replace(public='mean'), plan, engine)
   with pytest.raises(ValueError, match='dp_kfc does: they would have to be taken at the server'):
