@@ -378,8 +378,8 @@ _BY_FILE = {
     ],
     'tfdp_adaptive/accounting/scheme.py': [
         ('any noise is amplified',
-         'return self.amplified and mechanism.bands is not None and mechanism.bands <= '
-         'self.most_bands', 'return self.amplified',
+         'return self.amplified and bands is not None and bands <= self.most_bands',
+         'return self.amplified',
          'Correlated noise and Poisson batches: no such theorem.', 'privacy/plan_test.py'),
         ('the same batch at every step', 'np.random.default_rng([key, step])',
          'np.random.default_rng([key, 0])', 'Steps are accounted for as independent.', _SAMPLING),

@@ -12,7 +12,6 @@ import dp_accounting
 import numpy as np
 
 from tfdp_adaptive import checks
-from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import allocation
 from tfdp_adaptive.accounting import cost
@@ -145,14 +144,10 @@ class BallsInBins(_Groups, _Drawn):
     return super()._secret(plan) or self.claims(plan)
 
   def claims(self, plan: terms_lib.Terms) -> bool:
-    if self.draws is None:
-      proven = ('zero_out', 'add_remove')[:1 + scheme.independent(plan.mechanism)]
-      return (plan.adjacency in proven and not plan.extra_releases and plan.search is None
-              and self.amplified_noise(plan.mechanism))
-    return self.amplified_noise(plan.mechanism)
-
-  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    return self.draws != 0 and monte_carlo.coefficients(mechanism) is not None
+    proven = ('zero_out', 'add_remove')[:1 + scheme.independent(plan.mechanism)]
+    exact = plan.adjacency in proven and not plan.extra_releases and plan.search is None
+    return (exact if self.draws is None else self.draws > 0) and (
+        monte_carlo.coefficients(plan.mechanism) is not None)
 
   def probability(self, plan: terms_lib.Terms) -> float:
     del plan
@@ -227,9 +222,8 @@ class MinSeparation(_Drawn):
   def most_bands(self) -> int:
     return self.min_sep
 
-  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    return super().amplified_noise(mechanism) and (
-        monte_carlo.coefficients(mechanism) is not None)
+  def claims(self, plan: terms_lib.Terms) -> bool:
+    return super().claims(plan) and monte_carlo.coefficients(plan.mechanism) is not None
 
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)

@@ -20,7 +20,6 @@ from scipy import stats
 
 from tfdp_adaptive import checks
 from tfdp_adaptive import gate
-from tfdp_adaptive import mechanisms
 from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import scheme
 
@@ -172,8 +171,8 @@ class PoissonExamples(Poisson):
                        'number of examples as population_size. '
                        f'Received: unit={plan.unit!r}.')
 
-  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    return scheme.independent(mechanism)
+  def claims(self, plan: terms_lib.Terms) -> bool:
+    return scheme.independent(plan.mechanism)
 
   def event(self, plan: terms_lib.Terms, steps: int,
             noise_multiplier: float) -> dp_accounting.DpEvent:

@@ -105,13 +105,10 @@ class Sampling(abc.ABC):
     """The largest number of bands of `BandedToeplitz` noise that this sampling amplifies."""
     return 1
 
-  def amplified_noise(self, mechanism: mechanisms.Mechanism) -> bool:
-    """Whether amplification may be claimed for the mechanism's noise."""
-    return self.amplified and mechanism.bands is not None and mechanism.bands <= self.most_bands
-
   def claims(self, plan: terms_lib.Terms) -> bool:
     """Whether amplification is claimed for this plan's noise."""
-    return self.amplified_noise(plan.mechanism)
+    bands = plan.mechanism.bands
+    return self.amplified and bands is not None and bands <= self.most_bands
 
   @abc.abstractmethod
   def describe(self, plan: terms_lib.Terms) -> str:
