@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive import private_rule
+from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.keras import fit as fit_lib
 from tfdp_adaptive.keras import run as run_lib
 
@@ -33,11 +34,11 @@ def make_plan(scheme=ORDERED[0], **changes):
 def resumed(first, second, steps=2):
   """Whether a run on batches `first` may go on with `second`."""
   run = run_lib.Run(first.plan, None)
-  run.check_records(first.digest)
+  batches_lib.check_order(run, first.digest)
   noise = types.SimpleNamespace(row=steps)
   run.state = private_rule.State(None, types.SimpleNamespace(noise=noise))
   try:
-    run.check_records(second.digest)
+    batches_lib.check_order(run, second.digest)
     return True
   except tfdp.PrivacyError as error:
     assert 'in the same order' in str(error) and 'after 2 steps' in str(error)

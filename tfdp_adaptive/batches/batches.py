@@ -189,23 +189,23 @@ class Batches(passes.Lazy):
             sources.map_structure(lambda w: padding.padded(w, rows, padding.EMPTY), weight))
 
 
-def check_order(plan: terms_lib.Terms, steps: int, before: Optional[str], found: str,
-                in_file: bool = False) -> None:
-  """Refuses records that differ from those of earlier steps.
+def check_order(run: Any, digest: Callable[[], str], in_file: bool = False) -> None:
+  """Refuses records that differ from those of a run's earlier steps, and remembers them.
 
   Where random numbers are not drawn at every step, the place of a record decides when it takes
   part: moved, it would take part sooner than is accounted for.
 
   Args:
-    plan: The plan.
-    steps: The number of earlier steps.
-    before: Digest of the records of these steps, or None.
-    found: Digest of the records.
+    run: The `Run` of an optimizer.
+    digest: Returns a digest of the records; called where their places decide something.
     in_file: Whether the file of a sampling seed knows the records, too.
   """
+  if run.plan.sampling.drawn_each_step:
+    return
+  steps, before, found = run.steps, run.records, digest()
   if steps and before not in (None, found):
     raise errors.PrivacyError(
-        f'A run by {plan.sampling} goes on with the records that it began with, in the '
+        f'A run by {run.plan.sampling} goes on with the records that it began with, in the '
         'same order: by their places they would take part sooner than they are accounted for. '
         f'Received: after {steps} steps, other records, or in another order. Give '
         'those of the first `fit`; for others make a new plan, optimizer and run.')
@@ -215,6 +215,7 @@ def check_order(plan: terms_lib.Terms, steps: int, before: Optional[str], found:
         'records are the same, in the same order: in other places they would take part sooner '
         'than is accounted for. Name a SECRET file that knows, when a run begins and when it '
         'goes on: `plan.batches(data, coins=PATH)`; or use `tfdp.callbacks.BackupAndRestore`.')
+  run.records = found
 
 
 NOT_OF_THE_PLAN = (

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import runfolder
+from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.batches import workers
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import run as run_lib
@@ -98,7 +99,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       found = optimizer.run.records
       if found is not None and saved.get('records') is not None:
         optimizer.run.records = saved['records']
-        optimizer.run.check_records(lambda: found)
+        batches_lib.check_order(optimizer.run, lambda: found)
     shutil.rmtree(self._working, ignore_errors=True)
 
   def _refuse_others(self, fingerprint: Dict[str, Any], run: run_lib.Run) -> None:

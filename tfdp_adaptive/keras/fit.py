@@ -96,7 +96,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: trees.Tree, y: trees.Tree
     if weigh is not None:
       optimizer.run.note('The loss was weighted by `class_weight`. If these numbers were computed '
                          'from private labels, no epsilon covers them.')
-    optimizer.run.check_records(x.digest, x.seed.in_file)
+    batches_lib.check_order(optimizer.run, x.digest, x.seed.in_file)
     restores = any(isinstance(one, compat.keras.callbacks.BackupAndRestore)
                    for one in tf.nest.flatten(kwargs.get('callbacks') or []))
     return x.resumed((lambda: optimizer.steps_done) if restores else optimizer.steps_done,

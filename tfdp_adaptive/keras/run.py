@@ -8,7 +8,7 @@ counted once, wherever its weights are.
 
 import dataclasses
 import json
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -16,7 +16,6 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import private_rule
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.batches import batches as batches_lib
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
@@ -150,18 +149,6 @@ class Run(weight_ledger.State):
       if norms[-1][1] != self.plan.l2_norm_clip:
         parts['plan'] = dataclasses.replace(self.plan, l2_norm_clip=norms[-1][1])
     return dataclasses.replace(begun, steps=steps, run=run, resumed=resumed, **self.said, **parts)
-
-  def check_records(self, digest: Callable[[], str], in_file: bool = False) -> None:
-    """Refuses records that differ from those of earlier steps, if their order matters.
-
-    Args:
-      digest: Returns a digest of the records; called where their places decide something.
-      in_file: Whether the file of a sampling seed knows the records, too.
-    """
-    if not self.plan.sampling.drawn_each_step:
-      found = digest()
-      batches_lib.check_order(self.plan, self.steps, self.records, found, in_file)
-      self.records = found
 
   # In files, the run is beside the optimizer's state.
 
