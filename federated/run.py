@@ -95,7 +95,6 @@ class Run:
   Args:
     process: A `PrivateFedAvg`.
     folder: A `RunFolder`, or None to keep nothing.
-    resume: Whether to resume a run that is found there.
     train_data: The clients' data.
     client_ids: Their ids, in the order that cohorts are drawn from.
 
@@ -109,7 +108,7 @@ class Run:
   """
 
   def __init__(
-      self, process: engines.PrivateFedAvg, folder: Optional[storage.RunFolder], resume: bool,
+      self, process: engines.PrivateFedAvg, folder: Optional[storage.RunFolder],
       train_data: engines.ClientData, client_ids: Sequence[engines.Client]) -> None:
     self._folder = folder
     self.history: List[Row] = []
@@ -128,9 +127,6 @@ class Run:
     arrays, record = saved
     state = self._state_of(folder.path, arrays, record)
     _check_released(folder.path, int(state.round))
-    if not resume:
-      raise FileExistsError(f'There is a run in {folder.path}. Go on with it (resume=True), or '
-                            'give another folder; its privacy loss would add to that of a new run.')
     self.state = state if process.seed is not None else storage.with_fresh_keys(state)
     self.history, self.failed, self.pending = (
         record['history'], record['failed'], record['pending'])

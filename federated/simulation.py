@@ -84,9 +84,8 @@ def simulate(
     process: engines.PrivateFedAvg, train_data: engines.ClientData,
     plan: Optional[privacy.PrivacyPlan] = None, rounds: Optional[int] = None, *,
     evaluate: Optional[Evaluate] = None, rounds_per_evaluation: int = 10,
-    out: Optional[storage.Path] = None, resume: bool = True,
-    dropout: float = 0.0, workers: Union[int, str] = 1, address: Optional[str] = None,
-    progress: bool = True, facts: Sequence[str] = ()) -> Simulation:
+    out: Optional[storage.Path] = None, dropout: float = 0.0, workers: Union[int, str] = 1,
+    address: Optional[str] = None, progress: bool = True, facts: Sequence[str] = ()) -> Simulation:
   """Trains on cohorts drawn as `process.plan` says.
 
   The state of a round is on disk before any result of the round is released. A run that was killed
@@ -106,7 +105,6 @@ def simulate(
     out: Folder for the state (SECRET), `metrics.csv` and `tensorboard/`; None to
       keep nothing. The files hold no times of rounds, because these are not private. The file
       system's own timestamps still show them.
-    resume: Whether to resume a run that is found in `out`. If False, `out` must be empty.
     dropout: Probability that a client of the cohort does not answer (a straggler), independent of
       its data. Not claimed as amplification.
     workers: How many clients of a Keras model are trained side by side in this process, one by
@@ -142,7 +140,7 @@ def simulate(
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None
     engine = stack.enter_context(process.reach(_workers(workers, address), train_data))
-    run = run_lib.Run(process, folder, resume, train_data, client_ids)
+    run = run_lib.Run(process, folder, train_data, client_ids)
     writer = None if folder is None else run_lib.Releases(folder.path)
     cohorts = _cohorts(run, plan, client_ids, folder, rounds)
     bar = stack.enter_context(tqdm.tqdm(

@@ -139,7 +139,7 @@ def users(batch_size=4, names=None, add=0.0, **kwargs):
 
 def go_on(path, process, data):
   with storage.RunFolder(path) as folder:
-    return run_lib.Run(process, folder, True, data, list(data.client_ids))
+    return run_lib.Run(process, folder, data, list(data.client_ids))
 
 
 @pytest.mark.pitfall(

@@ -236,8 +236,6 @@ def test_the_folder_is_private_locked_and_for_one_run(process, users, tmp_path):
   with storage.RunFolder(tmp_path):
     with pytest.raises(BlockingIOError, match='same noise twice'):
       simulate(process, users, tmp_path)
-  with pytest.raises(FileExistsError, match='resume=True'):
-    simulate(process, users, tmp_path, resume=False)
   other = regression.build(rules.dp_adam(), regression.make_plan(steps=STEPS + 1),
                            private_metrics=METRICS,
                            quantile_clip=tfdp.federated.QuantileClip())

@@ -185,7 +185,7 @@ def _check_repeatable(once: Sequence[interface.Part], again: Sequence[interface.
 def _just_inside(
     subject: interface.Subject, state: interface.State, target: np.ndarray) -> Optional[np.ndarray]:
   """Returns the longest record along `target` that is not clipped, or None without side queries."""
-  if not subject.rides:
+  if not any(ask.side_query is not None for ask in subject.rule.asks):
     return None
   direction = target / np.linalg.norm(target)
 

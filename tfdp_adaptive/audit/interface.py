@@ -83,7 +83,7 @@ class Subject(abc.ABC):
     self.batch_size, self.adjacency = float(claimed.batch_size), claimed.adjacency
     self.mechanism = mechanism or mechanisms.IndependentGaussian()
     self.private, self.most_steps = plan_checks.serves(None, rule), most_steps
-    self._rule, self._l2_norm_clip = rule, l2_norm_clip
+    self.rule, self._l2_norm_clip = rule, l2_norm_clip
     self._fixed = tf.Variable(False, trainable=False)  # Whether numbers stand for releases.
     self._seen: Tuple[Any, ...] = ()  # (release, clip norm) that the rule saw in this step.
     past = [ask.second for ask in rule.asks
@@ -109,12 +109,12 @@ class Subject(abc.ABC):
     """Runs the rule's update, and records what the rule sees."""
     self._seen += tuple(
         (release, self._l2_norm_clip * tf.cast(query.relative_clip, tf.float32))
-        for release, query in zip(releases, self._rule.query(state, public)))
+        for release, query in zip(releases, self.rule.query(state, public)))
     fixed = lambda tree: trees.map(lambda t: tf.where(self._fixed, tf.ones_like(t), t), tree)
     releases = tuple(
         release._replace(mean=fixed(release.mean), second=fixed(release.second),
                          side_mean=fixed(release.side_mean)) for release in releases)
-    return self._rule.update(state, releases, public)
+    return self.rule.update(state, releases, public)
 
   def fresh(self, seed: Optional[int] = None) -> Any:
     """Returns the SECRET state before the first step, with a key of its own."""
@@ -136,7 +136,7 @@ class Subject(abc.ABC):
 
     parts = []
     for i, (ask, (release, clip)) in enumerate(
-        zip(itertools.cycle(self._rule.asks), seen)):  # A subject that steps twice shows more.
+        zip(itertools.cycle(self.rule.asks), seen)):  # A subject that steps twice shows more.
       if release.variance > 0 or _flat(release.mean).any():  # Not queried otherwise.
         parts.append(part(f'mean {i}', release.mean, release.variance, 0.0, float(clip)))
         if ask.second is not None:
@@ -163,11 +163,6 @@ class Subject(abc.ABC):
         yield step, state
       if step < last:
         _, state = self.step(state, self.ordinary(rng))
-
-  @property
-  def rides(self) -> bool:
-    """Whether numbers of the records' norms ride on the noise of a mean."""
-    return any(ask.side_query is not None for ask in self._rule.asks)
 
   def written(
       self, state: State, records: np.ndarray, weights: np.ndarray) -> Dict[str, np.ndarray]:

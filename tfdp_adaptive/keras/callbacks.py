@@ -101,29 +101,24 @@ class StopAtBudget(Callback):
     if target_delta is not None:
       checks.probability(target_delta=target_delta)
     self._epsilon, self._delta = target_epsilon, target_delta
-    self._last: Optional[float] = None
+    self.affordable: Optional[float] = None  # Steps that the budget covers, once one began.
     self.reason = ''  # Why training was stopped.
 
-  @property
-  def affordable(self) -> Optional[float]:
-    """Returns the number of steps that the budget covers; None before the first step."""
-    return self._last
-
   def on_train_begin(self, logs: Optional[Dict[str, Any]] = None) -> None:
-    self._last, self.reason = None, ''
+    self.affordable, self.reason = None, ''
     _check_plan(self)
 
   def on_train_batch_begin(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-    if self._last is None:  # Now, when a run that another callback restores is restored.
-      self._last = self._affordable()
-    if self._next() > self._last:
+    if self.affordable is None:  # Now, when a run that another callback restores is restored.
+      self.affordable = self._affordable()
+    if self._next() > self.affordable:
       raise errors.PrivacyError(
           f'The budget of epsilon {self._epsilon:g} does not cover another step. Received: '
-          f'{self.model.optimizer.steps_done} steps done, of which {self._last} are covered.')
+          f'{self.model.optimizer.steps_done} steps done, of which {self.affordable} are covered.')
 
   def on_train_batch_end(self, batch: int, logs: Optional[Dict[str, Any]] = None) -> None:
-    if self._last is not None and self._next() > self._last:
-      self.reason = f'step {self._last + 1} would exceed epsilon {self._epsilon:g}'
+    if self.affordable is not None and self._next() > self.affordable:
+      self.reason = f'step {self.affordable + 1} would exceed epsilon {self._epsilon:g}'
       self.model.stop_training = True
 
   def _next(self) -> int:
