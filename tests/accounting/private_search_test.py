@@ -154,3 +154,17 @@ def test_scores_are_bounded_before_they_are_noised():
   assert private_search.noisy_score(values, None) == pytest.approx((1 + .5) / 5)
   draws = np.array([private_search.noisy_score(values, 10.0) for _ in range(2000)])
   assert np.std(5 * draws) == pytest.approx(10, rel=.1) and abs(np.mean(5 * draws) - 1.5) < 1.5
+
+
+def test_a_search_on_batches_that_another_run_took_is_not_amplified():
+  """One sample cannot hide a record from both runs, of which one is the best of several."""
+  plan = tfdp.PrivacyPlan(**{**FIELDS, 'sampling': tfdp.sampling.Poisson()}, noise_multiplier=2.0,
+                          search=tfdp.privacy.Search(4))
+  other = dataclasses.replace(plan, search=None)
+  runs = [tfdp.Ledger().begin(one).done(40).entries[0] for one in (plan, other)]
+  apart, together = (tfdp.Ledger(tuple(
+      dataclasses.replace(entry, run=run, shared=shared)
+      for entry, run, shared in zip(runs, 'ab', names)))
+                     for names in (((), ()), (('b',), ('a',))))
+  assert 'PoissonSampled' in repr(apart.event()) and 'PoissonSampled' not in repr(together.event())
+  assert together.epsilon() > apart.epsilon()

@@ -68,16 +68,14 @@ def total_sensitivity(plan: terms_lib.Terms, steps: int) -> float:
 
 
 def event(
-    plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float] = None,
-    neighbors: Optional[dp_accounting.NeighboringRelation] = None,
-    composed: bool = False, shared: bool = False, same_batches: bool = False
-    ) -> dp_accounting.DpEvent:
+    plan: terms_lib.Terms, steps: int,
+    neighbors: Optional[dp_accounting.NeighboringRelation] = None, composed: bool = False,
+    shared: bool = False, same_batches: bool = False) -> dp_accounting.DpEvent:
   """Returns the DpEvent of the first `steps` steps of a plan, for `relation(plan)` or `neighbors`.
 
   Args:
     plan: A `PrivacyPlan`.
     steps: The number of steps.
-    noise_multiplier: The plan's by default.
     neighbors: The adjacency of the ledger, if it differs from the plan's.
     composed: Whether the event is composed with others. Bounds from draws do not compose, so a
       bound without draws replaces them.
@@ -88,20 +86,18 @@ def event(
 
   For a plan of a search, returns the event of the whole search, from its first step on.
   """
-  search = getattr(plan, 'search', None)
+  search = plan.search
   if search is None:
-    return _event_of_run(
-        plan, steps, noise_multiplier, neighbors, composed, shared, same_batches)
+    return _event_of_run(plan, steps, neighbors, composed, shared, same_batches)
   return search.event(_event_of_run(
-      plan, plan.steps if steps else 0, noise_multiplier, neighbors, composed,
-      shared or search.runs > 1 or search.shape == math.inf))
+      plan, plan.steps if steps else 0, neighbors, composed,
+      shared or search.runs > 1 or search.shape == math.inf, same_batches))
 
 
 def _event_of_run(
-    plan: terms_lib.Terms, steps: int, noise_multiplier: Optional[float],
-    neighbors: Optional[dp_accounting.NeighboringRelation], composed: bool, shared: bool,
-    same_batches: bool = False) -> dp_accounting.DpEvent:
-  sigma = plan.noise_multiplier if noise_multiplier is None else noise_multiplier
+    plan: terms_lib.Terms, steps: int, neighbors: Optional[dp_accounting.NeighboringRelation],
+    composed: bool, shared: bool, same_batches: bool) -> dp_accounting.DpEvent:
+  sigma = plan.noise_multiplier
   if not steps:
     return dp_accounting.NoOpDpEvent()
   if not sigma:
