@@ -138,8 +138,7 @@ class PrivateStrategy(flwr_strategy.Strategy):
                                (False, result.evaluate_metrics_serverapp)):
         metrics[row['round']] = flwr_app.MetricRecord({
             name: value for name, value in row.items()
-            if name != 'round' and not name.startswith('not_private/')
-            and name.startswith('private/') == private})
+            if name != 'round' and name.startswith('private/') == private})
     return result
 
   def _only_by_start(self, *unused: object, **also_unused: object) -> NoReturn:

@@ -6,7 +6,6 @@ A simulation on one machine: no networking. It computes the same rounds as the T
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import threading
@@ -39,16 +38,15 @@ class InProcess(engines.PrivateFedAvg):
     make_model: `() -> KerasModel`, or what has its methods.
     client_optimizer: As `build_private_fed_avg` takes it.
     as_one: Whether all examples of a client make one batch.
-    exact_metrics: Whether sums of the clients' metrics are returned.
     **kwargs: Of `PrivateFedAvg`.
   """
 
   def __init__(
       self, *, make_model: Callable[[], local_training.Model], client_optimizer: ClientOptimizer,
-      as_one: bool, exact_metrics: bool, **kwargs: Any) -> None:
+      as_one: bool, **kwargs: Any) -> None:
     super().__init__(client_optimizer=client_optimizer, **kwargs)
     self.make_model, self.client_optimizer = make_model, client_optimizer
-    self.exact_metrics, self._as_one = exact_metrics, as_one
+    self._as_one = as_one
     self._workers: Dict[Tuple[int, str], _Worker] = {}
     self._step = tf.function(self.server.step, autograph=False)
     self._tracing = threading.Lock()
@@ -70,8 +68,7 @@ class InProcess(engines.PrivateFedAvg):
     with self.reach(1, users) as engine:
       outcome = rounds.run(self, engine, state, users.client_ids)
     state, released = self._step(state, outcome.answers)
-    return RoundOutput(state, collections.OrderedDict(
-        released=released, not_private=outcome.merged()))
+    return RoundOutput(state, dict(released=released))
 
   @contextlib.contextmanager
   def reach(self, workers: engines.Workers, users: engines.ClientData
@@ -128,7 +125,6 @@ class _Worker:
   """
 
   def __init__(self, process: InProcess, input_spec: trees.Tree) -> None:
-    self._process = process
     made: List[Tuple[tf.Variable, tf.Tensor]] = []  # Variables and their first values.
 
     def record(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
@@ -140,7 +136,7 @@ class _Worker:
     self._specs = groups.specs(input_spec)
     with tf.variable_creator_scope(record):
       model = process.make_model()
-      self._finalizers = local_training.reusable(model)
+      finalizers = local_training.reusable(model)
       optimizer: Any = process.client_optimizer
       optimizer = (local_training.FunctionalOptimizer(optimizer) if hasattr(optimizer, 'next')
                    else keras_model.KerasOptimizer(optimizer, model.keras))
@@ -149,7 +145,7 @@ class _Worker:
       mine = {id(v) for v in tf.nest.flatten(weights)}
       others = [(v, first) for v, first in made if id(v) not in mine]
       train = local_training.loop(
-          model, input_spec, optimizer, process.server, self._finalizers, others,
+          model, input_spec, optimizer, process.server, finalizers, others,
           lambda: _draw_seeds(getattr(model, 'seeds', ())))
       spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
       self._template = weights, process.server.broadcast(process.server.init(weights))
@@ -162,11 +158,7 @@ class _Worker:
     given = tf.nest.pack_sequence_as(  # TFF has a class of its own for weights.
         self._template, [*map(tf.constant, tf.nest.flatten((weights, broadcast)))])
     group = tf.nest.map_structure(tf.constant, groups.pack(clients, self._specs))
-    answers, metrics = self._train(*given, group)
-    exact = {}
-    if self._process.exact_metrics:
-      exact = local_training.finalized(self._finalizers, metrics)
-    return server_lib.Sums(answers, exact)
+    return server_lib.Sums(self._train(*given, group))
 
 
 def _example(spec: tf.TensorSpec) -> tf.Tensor:

@@ -55,7 +55,7 @@ def loop(
     server: server_lib.Server, finalizers: Mapping[str, Finalizer],
     others: Sequence[Tuple[tf.Variable, tf.Tensor]],
     begin_client: Callable[[], None]) -> tf.types.experimental.PolymorphicFunction:
-  """Returns `(weights, broadcast, group) -> (answers, metrics)`, sums over a group's clients.
+  """Returns `(weights, broadcast, group) -> Answer`, the sum over a group's clients.
 
   Args:
     model: The model.
@@ -86,7 +86,7 @@ def loop(
     return batch + 1, optimizer_state
 
   def client(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
-             group: groups.Group, index: tf.Tensor) -> Tuple[server_lib.Answer, Metrics]:
+             group: groups.Group, index: tf.Tensor) -> server_lib.Answer:
     assign([*trainable, *non_trainable], tf.nest.flatten(weights))
     for variable, first in others:
       variable.assign(first)
@@ -99,17 +99,15 @@ def loop(
         tf.nest.flatten(weights.trainable), trainable)]
     # As in `tff.learning`: an update that is not finite counts as none at all.
     update = tf.cond(_is_finite(update), lambda: update, lambda: _nothing(model, update))
-    metrics = model.report_local_unfinalized_metrics()
-    bounded = (server.bounded_metrics(finalized(finalizers, metrics))
-               if server.private_metrics is not None else ())
-    whole = tf.nest.pack_sequence_as(server.specs, update)
-    return server.record(broadcast, whole, bounded), metrics
+    bounded: trees.Tree = ()
+    if server.private_metrics is not None:
+      bounded = server.bounded_metrics(
+          finalized(finalizers, model.report_local_unfinalized_metrics()))
+    return server.record(broadcast, tf.nest.pack_sequence_as(server.specs, update), bounded)
 
   @tf.function(autograph=False)
   def train_all(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
-                group: groups.Group) -> Tuple[server_lib.Answer, Metrics]:
-    assign([*trainable, *non_trainable], tf.nest.flatten(weights))
-    no_metrics = tf.nest.map_structure(tf.zeros_like, model.report_local_unfinalized_metrics())
+                group: groups.Group) -> server_lib.Answer:
 
     def body(index: tf.Tensor, total: trees.Tree) -> Tuple[tf.Tensor, trees.Tree]:
       one = client(weights, broadcast, group, index)
@@ -117,7 +115,7 @@ def loop(
 
     _, total = tf.while_loop(
         lambda index, _: index < tf.shape(group.client_ends, tf.int64)[0], body,
-        (tf.zeros([], tf.int64), (server.zero(), no_metrics)), parallel_iterations=1)
+        (tf.zeros([], tf.int64), server.zero()), parallel_iterations=1)
     return total
 
   return train_all

@@ -174,7 +174,7 @@ class Process(engines.PrivateFedAvg):
         total = tf.nest.map_structure(tf.add, total, answer)
     if waiting:
       _log.warning('No answer of nodes %s in time (not private)', sorted(waiting))
-    return server_lib.Sums(total, {})
+    return server_lib.Sums(total)
 
   def _answer(self, broadcast: private_rule.Broadcast, weights: server_lib.ModelWeights,
               content: Content) -> server_lib.Answer:

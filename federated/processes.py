@@ -37,7 +37,7 @@ def build_private_fed_avg(
     server_learning_rate: server_lib.Rate, client_optimizer_fn: ClientOptimizerFn,
     loss: Optional[keras_model.Loss] = None, metrics: Sequence[keras_model.Metric] = (),
     quantile_clip: Optional[server_lib.QuantileClip] = None,
-    private_metrics: Optional[server_lib.PrivateMetrics] = None, exact_metrics: bool = False,
+    private_metrics: Optional[server_lib.PrivateMetrics] = None,
     seed: Optional[int] = None) -> engines.PrivateFedAvg:
   """Builds federated averaging with user-level differential privacy.
 
@@ -58,13 +58,10 @@ def build_private_fed_avg(
     metrics: The metrics of a Keras model: Keras metrics of the clients' training, copied.
     quantile_clip: A `QuantileClip`, or None for a fixed clip norm.
     private_metrics: `PrivateMetrics` of the clients' training, or None.
-    exact_metrics: Whether rounds also return the exact sums of the clients' training metrics, as
-      `metrics['not_private']`. Use them for diagnosis only.
     seed: For tests only: fixed noise protects nobody.
 
   Returns:
-    A `PrivateFedAvg`, see `engines`. The metrics that `next` returns have two parts: `released`,
-    which is private, and `not_private`.
+    A `PrivateFedAvg`, see `engines`. `metrics['released']` of what `next` returns is private.
   """
   arguments = dict(locals())
   as_one = client_optimizer_fn == _ONE_STEP
@@ -78,7 +75,7 @@ def build_private_fed_avg(
       quantile_clip=quantile_clip, private_metrics=private_metrics, seed=seed)
   if loss is None:
     return _tff_process().build(
-        model_fn, client_optimizer, make_server, as_one=as_one, exact_metrics=exact_metrics)
+        model_fn, client_optimizer, make_server, as_one=as_one)
   if as_one:
     client_optimizer = tf.keras.optimizers.SGD(1.0)
   if not hasattr(client_optimizer, 'get_config') and not hasattr(client_optimizer, 'next'):
@@ -95,7 +92,7 @@ def build_private_fed_avg(
   specs = [tf.TensorSpec(v.shape, v.dtype) for v in model.trainable_variables]
   return in_process.InProcess(
       make_model=make_model, client_optimizer=client_optimizer, server=make_server(specs),
-      recipe=recipe, as_one=as_one, exact_metrics=exact_metrics)
+      recipe=recipe, as_one=as_one)
 
 
 def build_private_fed_sgd(

@@ -65,13 +65,13 @@ class _Actor:
   def train(
       self, weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
       clients: List[engines.Client]
-  ) -> Tuple[List[np.ndarray], Dict[str, float], Dict[engines.Client, str]]:
-    """Returns the answers of clients as arrays, their exact metrics and {client: error}."""
+  ) -> Tuple[List[np.ndarray], Dict[engines.Client, str]]:
+    """Returns the answers of clients as arrays, and {client: error}."""
     process, users = self._opened
     with process.reach(1, users) as engine:
       outcome = rounds.train(process, engine, weights, broadcast, clients)
     answers = [np.asarray(part) for part in tf.nest.flatten(outcome.answers)]
-    return answers, outcome.merged(), {
+    return answers, {
         client: f'{type(error).__name__}: {error}' for client, error in outcome.failed.items()}
 
 
@@ -126,7 +126,7 @@ def _train(
     again: bool = True) -> server_lib.Sums:
   train = actor.train.options(max_task_retries=0)
   try:
-    answers, metrics, failed = ray.get(train.remote(weights, broadcast, clients))
+    answers, failed = ray.get(train.remote(weights, broadcast, clients))
   except ray.exceptions.RayActorError as error:
     _wait(actor)  # Otherwise the next call is lost too, and a client would be blamed for it.
     # `rounds.train` runs the halves of a lost call again; only a single client is tried twice here.
@@ -138,7 +138,7 @@ def _train(
   except ray.exceptions.RayError as error:
     raise _lost(error) from error
   total = tf.nest.pack_sequence_as(process.server.zero(), [*map(tf.constant, answers)])
-  return server_lib.Sums(total, metrics, {
+  return server_lib.Sums(total, {
       client: rounds.ClientsFailedError(text) for client, text in failed.items()})
 
 

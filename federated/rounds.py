@@ -6,9 +6,8 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import private_rule
@@ -18,7 +17,6 @@ from . import engines
 from . import server as server_lib
 
 Pair = Tuple[engines.Client, Any]  # A client's id and data, in the form that the engine reads.
-Result = Tuple[int, server_lib.Sums]  # The number of clients of a call, and their sums.
 
 
 class ClientsFailedError(RuntimeError):
@@ -29,35 +27,9 @@ class WorkerLostError(ConnectionError):
   """A worker did not answer. Nothing of the round was released."""
 
 
-class Outcome(NamedTuple):
-  """The answers of a cohort's clients.
-
-  Attributes:
-    answers: The sum of the clients' `Answer`s, tensors; SECRET.
-    not_private: One dict of exact metrics per call, and its clients.
-    failed: {client: error}. They count as if they had not taken part.
-  """
-
-  answers: server_lib.Answer
-  not_private: List[Tuple[int, Mapping[str, Any]]]
-  failed: Dict[engines.Client, Exception]
-
-  def merged(self) -> Dict[str, Union[int, float]]:
-    """Returns the metrics of all calls: sums of integers, and means over clients of others."""
-    clients = sum(count for count, _ in self.not_private)
-    merged: Dict[str, Union[int, float]] = {}
-    for count, metrics in self.not_private:
-      for name, value in metrics.items():
-        value = np.asarray(value)
-        whole = np.issubdtype(value.dtype, np.integer)
-        value = int(value) if whole else count / clients * float(value)
-        merged[name] = merged.get(name, 0) + value
-    return merged
-
-
 def run(
     process: engines.PrivateFedAvg, engine: engines.Engine, state: server_lib.State,
-    cohort: Sequence[engines.Client], check_all_failed: bool = True) -> Outcome:
+    cohort: Sequence[engines.Client], check_all_failed: bool = True) -> server_lib.Sums:
   """Trains a cohort from the weights of `state`.
 
   Args:
@@ -86,7 +58,7 @@ def run(
 
 def train(
     process: engines.PrivateFedAvg, engine: engines.Engine, weights: server_lib.ModelWeights,
-    broadcast: private_rule.Broadcast, cohort: Sequence[engines.Client]) -> Outcome:
+    broadcast: private_rule.Broadcast, cohort: Sequence[engines.Client]) -> server_lib.Sums:
   """Trains clients and adds up their clipped answers.
 
   A client that fails contributes nothing and does not affect the others. User-level privacy needs
@@ -107,12 +79,12 @@ def train(
       else:
         yield client, data
 
-  def call(worker: engines.Worker, clients: List[Pair]) -> List[Result]:
-    """Returns the results of one call, or of its parts if it failed."""
+  def call(worker: engines.Worker, clients: List[Pair]) -> List[server_lib.Answer]:
+    """Returns the sums of one call, or of its parts if it failed."""
     try:
       sums = worker(weights, broadcast, [data for _, data in clients])
       failed.update(sums.failed)
-      return [(len(clients) - len(sums.failed), sums)]
+      return [sums.answers]
     except engine.failures as error:
       if len(clients) == 1:
         failed[clients[0][0]] = error
@@ -120,7 +92,7 @@ def train(
       half = len(clients) // 2
       return call(worker, clients[:half]) + call(worker, clients[half:])
 
-  def work(worker: engines.Worker, mine: Sequence[engines.Client]) -> List[Result]:
+  def work(worker: engines.Worker, mine: Sequence[engines.Client]) -> List[server_lib.Answer]:
     return [result for clients in engine.calls(available(mine))
             for result in call(worker, clients)]
 
@@ -129,10 +101,10 @@ def train(
     results = [result for part in pool.map(
         work, engine.workers, [cohort[i::count] for i in range(count)]) for result in part]
   zero = process.server.zero()
-  answers = [tf.nest.flatten(sums.answers) for _, sums in results] or [tf.nest.flatten(zero)]
+  answers = [*map(tf.nest.flatten, results)] or [tf.nest.flatten(zero)]
   total = tf.nest.pack_sequence_as(
       zero, [functools.reduce(tf.add, parts) for parts in zip(*answers)])
-  return Outcome(total, [(count, sums.not_private) for count, sums in results if count], failed)
+  return server_lib.Sums(total, failed)
 
 
 def _numpy(value: trees.Tree) -> trees.Tree:

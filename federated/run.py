@@ -164,15 +164,14 @@ class Run:
     weights = self.state.global_model_weights
     return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
 
-  def advance(self, state: server_lib.State, released: Row, exact: Row,
+  def advance(self, state: server_lib.State, released: Row,
               failed: Iterable[engines.Client]) -> None:
     """Takes the next state and saves it before anything of it is released."""
     self.state = state
     # The size of the cohort is left out: under add_remove it is private. So is its time.
     self.pending = {
         'round': self.done,
-        **{f'private/{name}': value for name, value in released.items()},
-        **{f'not_private/{name}': value for name, value in exact.items()}}
+        **{f'private/{name}': value for name, value in released.items()}}
     for client in failed:
       self.failed[client] = self.failed.get(client, 0) + 1
     if self._folder is not None:

@@ -101,10 +101,9 @@ class Answer(NamedTuple):
 
 
 class Sums(NamedTuple):
-  """SECRET sums over clients of a round; `not_private` is SECRET, too."""
+  """The SECRET sum of clients' answers, and who is not in it."""
 
   answers: Answer
-  not_private: Mapping[str, Any]
   failed: Mapping[Any, Exception] = {}  # {client that is not in the sums: error}
 
 

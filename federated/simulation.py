@@ -55,8 +55,8 @@ class Simulation(NamedTuple):
   Attributes:
     weights: `TrainedWeights` after the last round.
     rounds: Number of rounds of the plan that were run.
-    history: One dict per round. Names that start with private/ are releases of the round, names
-      that start with not_private/ are exact, and all others come from `evaluate`.
+    history: One dict per round. Names that start with private/ are releases of the round, and all
+      others come from `evaluate`.
     statement: The privacy statement, for the rounds that were run.
     state: The SECRET server state, which includes noise still to come.
     failed: {client: rounds in which it failed}; not private.
@@ -173,7 +173,7 @@ def simulate(
                       'This warning is not private.', errors.Caution, stacklevel=2)
       state, released = step(run.state, outcome.answers)
       run.advance(state, {name: float(value) for name, value in released.items()},
-                  outcome.merged(), outcome.failed)
+                  outcome.failed)
       clients += len(cohort)
       seconds.append(time.monotonic() - start)
       report()

@@ -41,7 +41,7 @@ class FedAvg(tff.learning.templates.LearningProcess, in_process.InProcess):
   one client's data for the next, by `client_sums`, where each client has a model of its own.
 
   Attributes:
-    client_sums: TFF computation `(weights, broadcast, datasets) -> Sums`.
+    client_sums: TFF computation `(weights, broadcast, datasets) -> Answer`.
   """
 
   def __init__(
@@ -77,7 +77,7 @@ class FedAvg(tff.learning.templates.LearningProcess, in_process.InProcess):
 
     def train(*arguments: Any) -> server_lib.Sums:  # Runs in another thread, which has no context.
       with tff.framework.get_context_stack().install(context):
-        return server_lib.Sums(**self.client_sums(*arguments))
+        return server_lib.Sums(self.client_sums(*arguments))
 
     yield engines.Engine(
         [train], users.create_tf_dataset_for_client,
@@ -109,8 +109,7 @@ def _keras_classes_kept() -> Iterator[None]:
 @_keras_classes_kept()
 def build(
     model_fn: ModelFn, client_optimizer: tff.learning.optimizers.Optimizer,
-    make_server: Callable[[trees.Tree], server_lib.Server], *, as_one: bool,
-    exact_metrics: bool) -> FedAvg:
+    make_server: Callable[[trees.Tree], server_lib.Server], *, as_one: bool) -> FedAvg:
   """Returns the process of a TFF model, with the arguments that `processes` makes."""
   if as_one:
     client_optimizer = tff.learning.optimizers.build_sgdm(1.0)
@@ -134,10 +133,10 @@ def build(
           tff.types.tensorflow_to_type(model.input_spec))) if as_one else None
   client_sums = _client_sums(
       model_fn, client_optimizer, one_batch, server=server,
-      broadcast_type=broadcast.type_signature.result, exact_metrics=exact_metrics)
+      broadcast_type=broadcast.type_signature.result)
   _, _, data_type = client_sums.type_signature.parameter
   step = tff.tensorflow.computation(
-      server.step, state_type, client_sums.type_signature.result.member.answers)
+      server.step, state_type, client_sums.type_signature.result.member)
 
   @tff.federated_computation
   def initialize() -> Value:
@@ -147,9 +146,8 @@ def build(
   def next_round(state: Value, data: Value) -> Value:
     sums = client_sums(
         state.global_model_weights, tff.federated_map(broadcast, state), data)
-    state, released = tff.federated_map(step, (state, sums.answers))
-    metrics = tff.federated_zip(
-        collections.OrderedDict(released=released, not_private=sums.not_private))
+    state, released = tff.federated_map(step, (state, sums))
+    metrics = tff.federated_zip(collections.OrderedDict(released=released))
     return tff.learning.templates.LearningProcessOutput(state, metrics)
 
   weights_type = state_type.global_model_weights
@@ -161,21 +159,20 @@ def build(
           state_type, weights_type))
   return FedAvg(
       computations, client_sums, model.input_spec, make_model=make_model,
-      server=server, client_optimizer=client_optimizer, as_one=as_one,
-      exact_metrics=exact_metrics)
+      server=server, client_optimizer=client_optimizer, as_one=as_one)
 
 
 def _client_sums(
     model_fn: ModelFn, client_optimizer: tff.learning.optimizers.Optimizer,
-    one_batch: Optional[Computation], *, server: server_lib.Server, broadcast_type: tff.Type,
-    exact_metrics: bool) -> Computation:
-  """Returns `(weights, broadcast, datasets) -> Sums`, a TFF computation."""
+    one_batch: Optional[Computation], *, server: server_lib.Server,
+    broadcast_type: tff.Type) -> Computation:
+  """Returns `(weights, broadcast, datasets) -> Answer`, a TFF computation."""
   # `Dataset.reduce`, TFF's default, builds the graph of the training step again for
   # every client, which costs ten times what a small model's training does.
   work = tff.learning.templates.build_model_delta_client_work(
       model_fn=model_fn, optimizer=client_optimizer,
       client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
-      metrics_aggregator=_metrics_aggregator(server, exact_metrics),
+      metrics_aggregator=_metrics_aggregator(server),
       loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR)
   _, weights_type, data_type = work.next.type_signature.parameter
   result_type = work.next.type_signature.result.result.member
@@ -193,16 +190,13 @@ def _client_sums(
     output = work.next(work.initialize(), tff.federated_broadcast(weights), data)
     sums = tff.federated_sum(
         tff.federated_map(record, (tff.federated_broadcast(broadcast), output.result)))
-    metrics = output.measurements.train
-    return tff.federated_zip(collections.OrderedDict(
-        answers=server_lib.Answer(sums.sums, metrics.private), not_private=metrics.not_private))
+    return tff.federated_zip(server_lib.Answer(sums.sums, output.measurements.train))
 
   return client_sums
 
 
-def _metrics_aggregator(
-    server: server_lib.Server, exact_metrics: bool) -> Callable[..., Computation]:
-  """Returns a TFF metrics aggregator: the sum of bounded vectors, and exact values if wanted."""
+def _metrics_aggregator(server: server_lib.Server) -> Callable[..., Computation]:
+  """Returns a TFF metrics aggregator: the sum of bounded vectors, if they are wanted."""
 
   def aggregator(finalizers: Mapping[str, local_training.Finalizer],
                  local_unfinalized_metrics_type: Optional[tff.Type] = None) -> Computation:
@@ -210,16 +204,12 @@ def _metrics_aggregator(
 
     @tff.federated_computation
     def aggregate(metrics: Value) -> Value:
-      private = tff.federated_value((), tff.SERVER)
-      exact = tff.federated_value(collections.OrderedDict(), tff.SERVER)
-      if server.private_metrics is not None:
-        bounded = tff.tensorflow.computation(
-            lambda values: server.bounded_metrics(local_training.finalized(finalizers, values)),
-            metrics.type_signature.member)
-        private = tff.federated_sum(tff.federated_map(bounded, metrics))
-      if exact_metrics:
-        exact = tff.learning.metrics.sum_then_finalize(finalizers)(metrics)
-      return tff.federated_zip(collections.OrderedDict(private=private, not_private=exact))
+      if server.private_metrics is None:
+        return tff.federated_value((), tff.SERVER)
+      bounded = tff.tensorflow.computation(
+          lambda values: server.bounded_metrics(local_training.finalized(finalizers, values)),
+          metrics.type_signature.member)
+      return tff.federated_sum(tff.federated_map(bounded, metrics))
 
     return aggregate
 

@@ -162,16 +162,16 @@ def test_no_corruption_of_what_was_released_is_an_error_of_others(tmp_path):
 
 
 @pytest.mark.pitfall(
-    'An exact metric overwrites the private one of the same name, or the other way round.',
-    severity='high', stops='private and exact metrics have different prefixes')
+    'A metric of `evaluate` overwrites the private one of the same name.',
+    severity='high', stops='private metrics have a prefix, which `evaluate` may not use')
 def test_no_number_overwrites_another():
   process = regression.build(
-      rules.dp_sgd(), regression.make_plan(steps=2), exact_metrics=True,
+      rules.dp_sgd(), regression.make_plan(steps=2),
       private_metrics=tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}))
   users = tfdp.federated.Users(regression.make_users(), batch_size=4)
   row, = tfdp.federated.simulate(process, users, rounds=1, progress=False,
                                  evaluate=lambda weights: {'loss': 0.5}).history
-  assert len({row[name] for name in ('loss', 'private/loss', 'not_private/loss')}) == 3
+  assert len({row[name] for name in ('loss', 'private/loss')}) == 2
   for name in ('round', 'private/loss', 'not_private/loss', 'private/other'):
     with pytest.raises(ValueError, match='must return names other than'):
       simulation._evaluated({name: 0.5})
