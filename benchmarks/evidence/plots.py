@@ -189,8 +189,35 @@ def of_batch_size(folder: pathlib.Path) -> Any:
   return figure
 
 
+def of_texts(folder: pathlib.Path) -> Any:
+  """The accuracy of private text classifiers over epsilon, beside no noise and public records."""
+  rows = _read(folder, 'text_vectors')
+  tasks = list(dict.fromkeys(row['task'] for row in rows))
+  figure, panels = pyplot.subplots(1, len(tasks), figsize=(7.5, 3.1))
+  for axes, task in zip(panels, tasks):
+    mine = [row for row in rows if row['task'] == task]
+    titles = [name for name in mine[0] if name.startswith('eps ')]
+    values = np.array([[row[name] for name in titles] for row in mine])
+    axes.errorbar([float(name[4:]) for name in titles], values.mean(0), values.std(0), fmt='o-',
+                  color='#d62728', ms=5, label='private')
+    for name, color, label in (('no noise', '#2ca02c', 'without noise'),
+                               ('300 alone', '#1f77b4', '300 public texts alone'),
+                               ('majority', '#777777', 'largest class')):
+      axes.axhline(np.mean([row[name] for row in mine]), color=color, lw=1.2, ls='--', label=label)
+    axes.set_xscale('log')
+    axes.set_xticks([.1, .5, 1, 8], ['0.1', '0.5', '1', '8'])
+    axes.minorticks_off()
+    axes.set_xlabel('epsilon')
+    axes.set_title(task, fontsize=10)
+    axes.grid(alpha=.3)
+  panels[0].set_ylabel('test accuracy')
+  panels[-1].legend(fontsize=7, loc=(.46, .2))
+  return figure
+
+
 PICTURES = dict(
-    evidence=evidence, studies=of_studies, federated=of_federated, batch_size=of_batch_size, **{
+    texts=of_texts, evidence=evidence, studies=of_studies, federated=of_federated,
+    batch_size=of_batch_size, **{
         study.file: functools.partial(of_abstracts, study) for study in abstracts.STUDIES.values()})
 
 
