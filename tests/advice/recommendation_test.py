@@ -8,6 +8,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.advice import experiment as experiment_lib
+from tfdp_adaptive.advice import recommend as recommend_lib
 from tfdp_adaptive.advice import search as search_lib
 from tfdp_adaptive.advice import settings as settings_lib
 
@@ -184,6 +185,18 @@ def test_public_examples_among_the_private_ones_are_named(found):
   x[7], x[9] = examples(100, 0)[0][[3, 55]]
   with pytest.raises(ValueError, match=r'2 public examples .* \[3, 55\]'):
     found.batches((x, y))
+
+
+@pytest.mark.parametrize('clean, text', [
+    (.55, 'about 1.4e+03 examples'), (.65, 'do not show that more private examples would help')])
+def test_what_is_needed_is_told_from_the_folds_that_both_have_judged(clean, text):
+  """The private setting has judged the harder fold alone, where the other loss is .6."""
+  winner, private = settings_lib.Judged(), settings_lib.Judged()
+  for judged, fold, loss in ((winner, 0, .2), (winner, 1, .6), (private, 1, .65)):
+    judged.note((fold, 0), np.full(5, loss), 0.0, ())
+  plan = tfdp.PrivacyPlan(population_size=1000, batch_size=100, steps=20, l2_norm_clip=1.0,
+                          noise_multiplier=2.0, target_delta=1e-5)
+  assert text in recommend_lib._needed(plan, search_lib.Final(private, clean), winner)
 
 
 def test_without_public_examples_it_is_a_guess_that_says_so():

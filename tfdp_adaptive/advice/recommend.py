@@ -211,7 +211,7 @@ def proposed(origin: recommendation.Origin, search: search_lib.Search
     if settings_lib.better(rows[best], rows[winner], _ERRORS):
       winner, chosen = best, first
     else:
-      reason = _needed(experiment.plans[first.noise], finals[first], rows[winner].loss)
+      reason = _needed(experiment.plans[first.noise], finals[first], rows[winner])
   plan, method = None, None
   settings: Dict[str, float | bool] = {}
   if chosen is not None:
@@ -242,18 +242,18 @@ def _best(judged: Dict[str, settings_lib.Judged]) -> str:
       name if settings_lib.better(judged[name], judged[found]) else found), judged)
 
 
-def _needed(plan: privacy.PrivacyPlan, final: search_lib.Final, loss: float) -> str:
+def _needed(plan: privacy.PrivacyPlan, final: search_lib.Final, winner: settings_lib.Judged) -> str:
   """Returns what would make the best private setting as good as the proposal, in words.
 
   What noise adds to a loss is taken to grow with its square.
   """
-  more, room = final.judged.loss - final.clean, loss - final.clean
-  if room >= more:
+  noise, (more, _) = final.judged.loss - final.clean, final.judged.above(winner)
+  if more <= 0:
     return 'Nothing private that was tried is better by more than the error of this comparison.'
-  if room <= 0:
-    return ('Nothing private that was tried is better, and without any noise it is not: more '
-            'private examples would not help this model.')
-  factor = math.sqrt(room / more)
+  if more >= noise:
+    return ('Nothing private that was tried is better, nor would it be without any noise: these '
+            'trials do not show that more private examples would help.')
+  factor = math.sqrt(1 - more / noise)
   less = dataclasses.replace(plan, noise_multiplier=factor * plan.noise_multiplier)
   return ('Nothing private that was tried is better: more private examples or a larger epsilon '
           f'are needed, about {(plan.population_size or 0) / factor:.2g} examples or epsilon '
