@@ -234,6 +234,35 @@ def test_a_step_that_fails_takes_no_batch():
 
 
 @pytest.mark.skipif(not hasattr(keras, 'ops'), reason='file objects are of Keras 3')
+class Compiled:
+  """A `compile` with an argument of its own."""
+
+  def compile(self, optimizer, loss='mse', gamma=1.0, **kwargs):
+    self.gamma = gamma
+    super().compile(optimizer, loss, **kwargs)
+
+
+@keras.saving.register_keras_serializable('restored_state')
+class OwnBefore(Compiled, tfdp.DPSequential):
+  pass
+
+
+@keras.saving.register_keras_serializable('restored_state')
+class OwnAfter(tfdp.DPModel, Compiled, keras.Sequential):
+  pass
+
+
+@pytest.mark.parametrize('kind', (OwnBefore, OwnAfter))
+def test_a_model_with_its_own_compile_is_not_compiled_as_it_is_loaded(kind, tmp_path):
+  model = kind([keras.layers.Input([4]), keras.layers.Dense(1)])
+  model.compile(tfdp.DPAdam(0.05, plan=PLAN), 'mse')
+  model.fit(PLAN.batches((X, Y)), steps_per_epoch=6, verbose=0)
+  model.save(tmp_path / 'm.keras')
+  loaded = keras.models.load_model(tmp_path / 'm.keras')  # Keras warns, or logs a warning.
+  assert getattr(loaded, 'optimizer', None) is None and not hasattr(loaded, 'gamma')
+  assert loaded.ledger.epsilon(1e-5) == model.ledger.epsilon(1e-5) > 0
+
+
 def test_models_are_saved_to_file_objects():
   saving = importlib.import_module('keras.src.saving.saving_lib')
   plain = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1)])

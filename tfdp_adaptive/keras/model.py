@@ -194,6 +194,8 @@ class DPModel(_Mixin):
     config = {**config}
     for place in config.pop(_FROZEN, ()):
       compat.freeze(self.weights[place])
+    if (type(self).compile, super().compile.__func__) != (DPModel.compile, keras.Model.compile):
+      return super().compile_from_config(config)  # Keras warns, and leaves the call to the user.
     self.compile(**keras.saving.deserialize_keras_object(config))
     if self.built and self.trainable_variables:  # A frozen one has none.
       self.optimizer.build(self.trainable_variables)
