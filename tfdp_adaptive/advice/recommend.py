@@ -30,6 +30,9 @@ _FEWEST = 20  # Public examples.
 _BLIND_RATE = .17  # Times 1 / sqrt(T), without public examples.
 _ERRORS = 1.0  # Standard errors by which private training must be better to be proposed.
 _ALONE = 'public examples alone, without privacy'
+_EXTRAPOLATED = (
+    'Losses of private rows are extrapolated from the public examples to the number of private '
+    'ones. They order the rows; the loss after training may be far from them.')
 
 
 def recommend(
@@ -232,7 +235,8 @@ def proposed(origin: recommendation.Origin, search: search_lib.Search
     metric = experiment.judge.sign * one.metric if experiment.judge else None
     shown.append(recommendation.Row(name, rows[winner].loss + more, metric, more, 1.96 * error))
   return recommendation.Recommendation(
-      plan, method, settings, tuple(shown), (f'Proposed: {winner}.', *[reason] * bool(reason)),
+      plan, method, settings, tuple(shown),
+      (f'Proposed: {winner}.', *[reason] * bool(reason), *[_EXTRAPOLATED] * bool(finals)),
       experiment.judge.name, origin)
 
 
