@@ -166,7 +166,8 @@ class Silo:
       plots: As for `Ledger.card`.
     """
     saved = self._load()
-    return self.ledger.card(facts=_TEXT, weights=saved.weights if saved else (), plots=plots)
+    return self.ledger.card(
+        trust='silo', facts=_TEXT, weights=saved.weights if saved else (), plots=plots)
 
   def statement(self) -> str:
     """Returns the privacy statement of all rounds so far, in plain text."""

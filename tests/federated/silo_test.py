@@ -92,7 +92,9 @@ def test_epsilon_is_that_of_all_rounds(tmp_path):
     silo.train(model, model.get_weights(), (X, Y), steps=4)
     spent.append(silo.ledger.epsilon())
   assert spent == pytest.approx([plan.epsilon(4), plan.epsilon(8)])
-  assert 'after 8 of the 40' in silo.statement() and 'One of several silos' in silo.statement()
+  statement = silo.statement()
+  assert 'after 8 of the 40' in statement and 'One of several silos' in statement
+  assert 'trusts nobody else' in statement and 'curator' not in statement
   assert silo.card().epsilon == pytest.approx(spent[-1])
   other = make(plan, seed=None)
   with pytest.warns(tfdp.Caution, match='tfdp.federated.Silo'):

@@ -97,7 +97,7 @@ def read_yaml(text):
 @pytest.mark.parametrize('fields', [
     {}, {'unit': 'user'}, {'adjacency': 'replace', 'sampling': tfdp.sampling.FixedOrder()},
     {'adjacency': 'add_remove', 'population_is_public': True}], ids=str)
-@pytest.mark.parametrize('trust', ['central', 'federated'])
+@pytest.mark.parametrize('trust', ['central', 'federated', 'silo'])
 def test_the_draft_of_the_registry_has_its_schema(fields, trust):
   card = make_card(trust, words=WORDS, **fields)
   draft = registry.fields(card)

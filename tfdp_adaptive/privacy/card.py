@@ -70,8 +70,8 @@ class Card:
     reason: Why there is no guarantee.
     curve: (steps, epsilon at `delta`), over all runs; the last point is the plan's end.
     profile: Further valid (epsilon, delta); the first ones bound the attacker in the statement.
-    trust: 'central' (a trusted curator has the records) or 'federated' (a trusted server has
-      the updates).
+    trust: 'central' (a trusted curator has the records), 'federated' (a trusted server has the
+      updates) or 'silo' (one of several has its own records, and trusts nobody else).
     words: Text that the trainer added.
     facts: Sentences of the library that do not follow from the runs alone.
     audits: The audits that were run.

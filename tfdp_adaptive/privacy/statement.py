@@ -40,7 +40,9 @@ COVERED = (
     'optimizer released, together. '
     'The noise state, random keys and per-example diagnostics are not released and must stay '
     'secret.')
-_TRUST = {'central': 'curator', 'federated': 'server'}
+_TRUST = {'central': 'the central model of a trusted curator',
+          'federated': 'the central model of a trusted server',
+          'silo': 'the model of a silo, which keeps its records and trusts nobody else'}
 
 
 def of(card: card_lib.Card) -> str:
@@ -94,8 +96,7 @@ def guarantee(card: card_lib.Card) -> str:
     text += f'after {last.steps} of the {last.plan.steps} planned steps'
   if last.steps < last.plan.steps and card.planned_epsilon is not None:
     text += f'; {pair(card.planned_epsilon)} at the end'
-  text += (f'. It holds at the level of {UNITS[card.unit]}, in the central model of a '
-           f'trusted {_TRUST[card.trust]}.')
+  text += f'. It holds at the level of {UNITS[card.unit]}, in {_TRUST[card.trust]}.'
   if len(runs) > 1:
     text += f' {neighbours(card)}'
   return text + _in_words(card) + _large_delta(card)

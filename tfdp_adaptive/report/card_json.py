@@ -27,7 +27,7 @@ _MOST_STEPS, _MOST_DRAWS = 10**9, 10**8
 _MOST_ROWS = {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
 _ROWS = 1 << 17  # Most rows of all other mechanisms.
 _LARGEST_NUMBER, _LARGEST_COUNT = 1e300, 10**15
-_KNOWN = {'trust': ('central', 'federated'), 'accountant': ('pld', 'rdp')}
+_KNOWN = {'trust': ('central', 'federated', 'silo'), 'accountant': ('pld', 'rdp')}
 _CLASSES = (card_lib.Card, card_lib.Words, card_lib.Audit)
 
 

@@ -262,7 +262,9 @@ def points(card: card_lib.Card) -> Iterator[Row]:
   yield '4. Deployment: Trust model', {
       'central': 'Central: the curator has the records, the random keys and the noise state.',
       'federated': 'Central: the server sees the update of every user. There is no local noise and '
-                   'no secure aggregation.'}[card.trust], WORD
+                   'no secure aggregation.',
+      'silo': 'Local to a silo, which has its records, random keys and noise state. The server '
+              'sees noisy weights.'}[card.trust], WORD
   caveats = statement.caveats(card)
   yield '4. Deployment: Side channels', (
       f'{caveats[0].upper()}{caveats[1:]} Times of steps are not protected.'), UNKNOWN

@@ -68,7 +68,7 @@ def _privacy(card: card_lib.Card, epsilon: float) -> Dict[str, Any]:
               'epsilon': float(statement.rounded_up(epsilon)), 'delta': card.delta},
           'privacy_parameters_details': statement.guarantee(card)},
       'deployment_model': {
-          'model_name': 'Federated' if card.trust == 'federated' else 'Central',
+          'model_name': 'Central' if card.trust == 'central' else 'Federated',
           'release_type': 'One release', 'access_type': 'Non-interactive'},
       'accounting': {
           'composition': f'All {card.done} steps of {len(card.runs)} run(s) are composed, by '
