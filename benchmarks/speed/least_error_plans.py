@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -149,8 +148,9 @@ class _Search:
           cost.rough_epsilon(tried.event(), tried.target_delta) > _FAR * self._target)
       if far or tried.epsilon() > self._target:
         return False
-    event = functools.partial(cost.event, trial, trial.steps)
-    sigma = min(enough, cost.calibrate(event, self._target, trial.target_delta))
+    sigma = min(enough, cost.calibrate(
+        lambda sigma: dataclasses.replace(trial, noise_multiplier=sigma).event(), self._target,
+        trial.target_delta))
     self.measured.append((sigma * error_of_one,
                           dataclasses.replace(trial, noise_multiplier=sigma)))
     return True
