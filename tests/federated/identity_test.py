@@ -148,7 +148,7 @@ def go_on(path, process, data):
 def test_a_run_goes_on_with_what_it_began_with_and_says_what_differs(tmp_path):
   rate = RATES['cosine']
   run = go_on(tmp_path, make(rate=rate()), users())
-  run.advance(run.state._replace(round=tf.constant(1, tf.int64)), {}, {}, [])
+  run.advance(run.state._replace(round=tf.constant(1, tf.int64)), {}, [])
   assert go_on(tmp_path, make(rate=rate()), users()).done == 1
   reordered = [f'user{i}' for i in (1, 0, 2, 3, 4, 5)]
   for named, process, data in (
