@@ -67,7 +67,7 @@ DEFECTS = {
         'noise/noise_distribute_test.py::test_replicas_have_the_noise_of_one_device',
     'A private round returns exact metrics of clients':
         'federated/processes_test.py::'
-        'test_nothing_exact_about_the_clients_comes_out_unless_asked_for',
+        'test_nothing_exact_about_the_clients_comes_out',
     'Unclipped gradients, or the gradient of a summed loss, are noised as if they were clipped':
         'keras/misuse_test.py::test_ready_made_gradients_are_refused',
 }
