@@ -17,8 +17,9 @@ every part errs upwards:
   * Rounding: a fast Fourier transform errs by at most three units per level of
     the sum of what it transforms in every entry, and powers by `count` times
     that; what this may change in delta, by the largest error of an entry or by
-    their sum of squares, is added. Losses, moments and masses are off by some
-    units per step, which is added in epsilon and delta.
+    their sum of squares, is added, and if it is much, numbers are taken longer.
+    Losses, moments and masses are off by some units per step, which is added in
+    epsilon and delta.
 
 With tens of millions of steps that sample 1e-5 of the records, the window is so wide beside one
 step's losses that its grid has to be longer than elsewhere; an epsilon then takes 10 to 30 seconds.
@@ -45,6 +46,7 @@ _FINEST = 2**24  # The same for an epsilon, where the grid is coarse; seconds ea
 _COARSE = 16.0  # Ratio to the interval that would do: some tenths of a percent of epsilon.
 _MARGIN = 12.0  # -log of the fraction of delta that the largest losses may have.
 _PASSES = 4
+_ROUNDED = 1e-3  # Fraction of delta that rounding may take before longer numbers are used.
 
 
 class _Step(NamedTuple):
@@ -120,11 +122,11 @@ class Composition:
     log_delta = math.log(delta)
     within = self._within(log_delta)
     theta, bound = within.chernoff_epsilon(delta)
-    widest, largest = math.inf, _LARGEST
+    widest, number, largest = math.inf, np.float64, _LARGEST
     for _ in range(_PASSES):
       if bound <= 0:
         return 0.0
-      weighted = within._weighted(theta, tolerance * theta * bound, widest, largest)
+      weighted = within._weighted(theta, tolerance * theta * bound, widest, number, largest)
       gap = lambda epsilon: weighted.log_delta(epsilon) - log_delta  # pylint: disable=cell-var-from-loop
       if gap(bound) > 0:
         return bound
@@ -134,10 +136,12 @@ class Composition:
           gap, 0.0, bound, xtol=1e-9 * bound, rtol=1e-11))
       # Where Chernoff's bound is far off, theta and the grid were chosen for another epsilon.
       fits = bound > 0.5 * before and weighted.interval < bound / 50 or weighted.interval >= widest
+      rounded = weighted.rounding > _ROUNDED and number is np.float64
       coarse = weighted.coarse and largest < _FINEST
-      if fits and not coarse:
+      if fits and not rounded and not coarse:
         return bound
       largest = 2 * largest if coarse else largest
+      number = np.longdouble if rounded else number
       theta, widest = within.chernoff_log_delta(bound)[0], bound / 500
     return bound
 
@@ -148,12 +152,16 @@ class Composition:
       last, within = bound, self._within(bound)
       theta, bound = within.chernoff_log_delta(epsilon)
     bound = min(bound, last)
-    weighted = within._weighted(
-        theta, tolerance, epsilon / 500 if epsilon else math.inf, _LARGEST)
-    return min(0.0, bound, weighted.log_delta(epsilon))
+    for number in (np.float64, np.longdouble):
+      weighted = within._weighted(
+          theta, tolerance, epsilon / 500 if epsilon else math.inf, number, _LARGEST)
+      bound = min(0.0, bound, weighted.log_delta(epsilon))
+      if weighted.rounding <= _ROUNDED:
+        break
+    return bound
 
   def _weighted(
-      self, theta: float, excess: float, widest: float, largest: int) -> '_Weighted':
+      self, theta: float, excess: float, widest: float, number: type, largest: int) -> '_Weighted':
     """Returns the weighted distribution of S, on a grid that adds at most `excess` to K.
 
     The grid is coarser where a window of `largest` entries asks for it.
@@ -163,7 +171,7 @@ class Composition:
     span = max(np.ptp(step.loss) for step in self._steps)
     interval = max(wanted, (high - low) / (largest - 4), span / largest)
     size = 1 << max(4, math.ceil(math.log2((high - low) / interval + 4)))
-    return _Weighted(self._steps, theta, interval, math.floor(low / interval) - 1, size,
+    return _Weighted(self._steps, theta, interval, math.floor(low / interval) - 1, size, number,
                      self._beyond, interval > _COARSE * wanted)
 
   def _window(self, theta: float) -> Tuple[float, float]:
@@ -205,29 +213,30 @@ class _Weighted:
 
   def __init__(
       self, steps: Sequence[_Step], theta: float, interval: float, first: int, size: int,
-      beyond: float, coarse: bool) -> None:
+      number: type, beyond: float, coarse: bool) -> None:
     self._theta, self.interval, self._first, self.coarse = theta, interval, first, coarse
     self._beyond, self._log_moment, self._shift = beyond, 0.0, 0.0
     spectrum: Any = None
     count = sum(step.count for step in steps)
-    unit = 3 * (math.log2(size) + 2) * _UNIT
-    self._slack = count * _ROUNDING
+    own = float(np.finfo(number).eps)
+    unit = 3 * (math.log2(size) + 2) * own
+    self._slack, self.rounding = count * _ROUNDING, 0.0
     bins = fft.rfftfreq(size)
     twice = np.where((bins > 0) & (bins < 0.5), 2.0, 1.0)  # Entries that stand for two.
-    relative = np.zeros(len(bins))
+    relative: np.ndarray = np.zeros(len(bins), number)
     for step in steps:
       mass, log_moment, off = _on_grid(step, theta, interval, size)
       self._log_moment += step.count * log_moment
       largest = float(np.abs(step.loss).max())
       self._shift += step.count * 16 * _UNIT * min(1.0, largest) * (1 + step.exponent)
       self._slack += step.count * off
-      once = fft.rfft(mass)
+      once = fft.rfft(mass.astype(number))
       size_once = np.maximum(np.abs(once), 1e-300)
       logarithm = np.log(np.where(np.abs(once) > 0, once, 1e-300))
       power = np.exp(step.count * logarithm)
       # (x + e)^n - x^n is at most n e (|x| + e)^(n - 1); relative to |x|^n where that is exact.
       relative += step.count * (
-          np.log1p(unit / size_once) + 2 * _UNIT * (1 + np.abs(logarithm)))
+          np.log1p(unit / size_once) + 2 * own * (1 + np.abs(logarithm)))
       spectrum = power if spectrum is None else spectrum * power
     with np.errstate(over='ignore', invalid='ignore'):
       upper = np.abs(spectrum) * np.expm1(np.minimum(relative, 700))
@@ -236,7 +245,7 @@ class _Weighted:
     self._error_norm = math.sqrt(float((twice * upper**2).sum()) / size)  # By Parseval's identity.
     self._last_error = unit * float((twice * np.abs(spectrum)).sum()) / size
     weighted = np.roll(fft.irfft(spectrum, size), -(first % size))
-    self._weighted = np.maximum(weighted * (1 + _UNIT), 0.0)
+    self._weighted = np.maximum(weighted.astype(np.float64) * (1 + _UNIT), 0.0)
     self._outside = 2 * math.exp(-_OUTSIDE) * (1 + count * _ROUNDING)
 
   def log_delta(self, epsilon: float) -> float:
@@ -253,6 +262,7 @@ class _Weighted:
     rounding = self._last_error * weight.sum() + min(
         self._largest_error * weight.sum(), self._error_norm * math.sqrt(weight @ weight))
     total = weighted @ weight + rounding + self._outside * peak + math.exp(-60)
+    self.rounding = rounding / total
     log_weighted = (self._log_moment - theta * epsilon + math.log(total) + self._slack)
     return float(np.logaddexp(log_weighted, math.log(max(self._beyond, 1e-300))))
 
