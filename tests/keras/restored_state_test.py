@@ -233,7 +233,6 @@ def test_a_step_that_fails_takes_no_batch():
   assert not models[1].ledger.entries[0].shared
 
 
-@pytest.mark.skipif(not hasattr(keras, 'ops'), reason='file objects are of Keras 3')
 class Compiled:
   """A `compile` with an argument of its own."""
 
@@ -263,6 +262,7 @@ def test_a_model_with_its_own_compile_is_not_compiled_as_it_is_loaded(kind, tmp_
   assert loaded.ledger.epsilon(1e-5) == model.ledger.epsilon(1e-5) > 0
 
 
+@pytest.mark.skipif(not hasattr(keras, 'ops'), reason='file objects are of Keras 3')
 def test_models_are_saved_to_file_objects():
   saving = importlib.import_module('keras.src.saving.saving_lib')
   plain = keras.Sequential([keras.layers.Input([4]), keras.layers.Dense(1)])
