@@ -50,6 +50,15 @@ def test_metrics_are_those_of_keras_and_larger_is_better(metric, name, sign):
   assert judge and judge.sign == sign
 
 
+@pytest.mark.parametrize('loss, metric, sign', [
+    *(('mse', one, -1) for one in ('mse', 'mape', 'msle', 'poisson', 'RootMeanSquaredError')),
+    ('binary_crossentropy', 'FalseNegatives', -1), ('binary_crossentropy', 'Precision', 1),
+    ('mse', 'cosine_similarity', 1)])
+def test_the_names_of_metrics_say_whether_less_is_better(loss, metric, sign):
+  found = RNG.random([50, 1]).astype(np.float32)
+  assert outputs.Judge(loss, [metric], found, (found > .7).astype(np.float32)).sign == sign
+
+
 def test_without_metrics_nothing_judges():
   judge = outputs.Judge('mse', (), np.zeros([3, 1]), np.zeros([3, 1]))
   assert not judge and judge(np.zeros([3, 1]), np.zeros([3, 1])) == 0

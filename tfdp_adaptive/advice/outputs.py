@@ -14,7 +14,9 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.trees import Scalar
 from tfdp_adaptive.trees import Tree
 
-_SMALL = ('error', 'loss', 'entropy', 'divergence', 'hinge', 'perplexity', 'mse', 'mae')
+_SMALL = (  # Parts of the names of metrics that should be small.
+    'error', 'loss', 'entropy', 'divergence', 'hinge', 'perplexity', 'deviance', 'false', 'cosh',
+    'poisson', 'mse', 'mae', 'mape', 'msle')
 _INVERSES = {  # Activation -> (its inverse, the activation).
     'linear': (lambda t: t, lambda t: t),
     'sigmoid': (lambda t: tf.math.log(t) - tf.math.log1p(-t), tf.math.sigmoid),
