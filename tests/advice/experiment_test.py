@@ -174,6 +174,36 @@ def test_private_examples_gain_what_more_public_ones_would(experiment, monkeypat
   assert list(found) == [.1, 2.0, 1.0]
 
 
+def test_where_settings_were_lucky_on_one_fold_the_next_best_one_is_judged(
+    experiment, monkeypatch):
+  """Time ends when one setting has been judged by all folds."""
+  losses = {settings_lib.Setting('as given', rate=rate): values for rate, values in (
+      (1.0, [.1, .9, .9, .9, .9]), (2.0, [.2, .9, .9, .9, .9]), (3.0, [.3] * 5))}
+  judged, asked = {one: settings_lib.Judged() for one in losses}, []
+  alone = settings_lib.Judged()
+  for fold in range(5):
+    alone.note((fold, 0), np.full(8, .5), 0.0, ())
+
+  def measure(one, folds, seed):
+    if len(asked) == 9:
+      raise settings_lib.OutOfTime()
+    asked.append((one.rate, *folds))
+    judged[one].note((*folds, seed), np.full(8, losses[one][folds[0]]), 0.0, ())
+
+  for one, values in losses.items():
+    judged[one].note((0, 0), np.full(8, values[0]), 0.0, ())
+  monkeypatch.setattr(experiment, 'judged', judged)
+  monkeypatch.setattr(experiment, 'alone', {'as given': alone})
+  monkeypatch.setattr(experiment, 'measure', measure)
+  monkeypatch.setattr(experiment, 'clean', lambda one, fold: np.zeros(8))
+  search = search_lib.Search(experiment, settings_lib.Clock(100.0, 0))
+  search.finals()
+  assert asked == [*((rate, 0) for rate in (1.0, 2.0, 3.0)), (1.0, 1), (2.0, 1),
+                   *((3.0, fold) for fold in range(1, 5))]
+  best, final = next(iter(search.judged().items()))
+  assert best.rate == 3.0 and final.judged.folds == set(range(5))
+
+
 def test_of_rates_that_are_alike_the_smallest_trains_on_the_public_examples(
     experiment, monkeypatch):
   """The largest rate has the least mean, by luck on two examples; the least rate is worse."""

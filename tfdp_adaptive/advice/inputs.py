@@ -85,7 +85,6 @@ def all_of(x: Tree) -> Dict[str, Inputs]:
   return found
 
 
-
 def chain(model: compat.Model, x: Tree) -> List[compat.Layer]:
   """Returns the layers that a model applies one after the other; [] for other models.
 

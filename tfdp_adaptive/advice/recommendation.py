@@ -183,7 +183,7 @@ class Recommendation:
     """Returns the proposal as lines of Keras, for your own program."""
     origin, inputs = self._origin, self._origin.inputs
     lines = ['x, y = public']
-    if set(map(id, origin.layers)) - set(map(id, origin.model.layers)):  # See `parts.chain`.
+    if set(map(id, origin.layers)) - set(map(id, origin.model.layers)):  # See `inputs.chain`.
       lines += ['last = model.layers[-1]', 'layers = [keras.Model(model.inputs, last.input), last]']
     elif origin.layers:
       lines.append("layers = [one for one in model.layers if type(one).__name__ != 'InputLayer']")

@@ -119,7 +119,7 @@ class Search:
   def finals(self) -> None:
     """Judges the best settings again, with other noise: that of the search was lucky.
 
-    Each fold leaves half of the settings to the next one.
+    The next fold judges the setting that leads so far. If it was lucky before, others follow.
     """
     self._clock.allow(_END)
     if not self.ranked():  # Time was up when the second fold began.
@@ -129,16 +129,26 @@ class Search:
     smaller = [one._replace(rate=one.rate * factor) for one in public for factor in _SMALLER]
     rest = list(dict.fromkeys([*ranked[:1], *smaller, *ranked[1:3], *groups]))
     with contextlib.suppress(settings_lib.OutOfTime):
-      for fold in range(experiment_lib.FOLDS):
-        for one in rest:
-          self._again(one, fold)
-        rest = [one for one in self.judged() if one in rest][:max(2, len(rest) // 2)]
+      for one in rest:
+        self._again(one)
+      while waiting := list(filter(self._unjudged, self._clean)):
+        found = self.judged()
+        self._again(min(waiting, key=lambda one: self._lead(found[one])))
 
-  def _again(self, setting: settings_lib.Setting, fold: int) -> None:
+  def _unjudged(self, setting: settings_lib.Setting) -> List[int]:
+    """Returns the folds that can judge a setting again and have not."""
     alone = self.experiment.alone
-    if fold in alone[self.kinds[0]].folds & alone[self._kind(setting)].folds:
+    return sorted(alone[self.kinds[0]].folds & alone[self._kind(setting)].folds
+                  - set(self._clean.get(setting, ())))
+
+  def _again(self, setting: settings_lib.Setting) -> None:
+    for fold in self._unjudged(setting)[:1]:
       self.experiment.measure(setting, [fold], _AGAIN)
       self._clean.setdefault(setting, {})[fold] = self.experiment.clean(setting, fold)
+
+  def _lead(self, final: Final) -> float:
+    """Returns by how much a loss is above that of the public examples alone, on the same folds."""
+    return final.judged.above(self.experiment.alone[self.kinds[0]])[0]
 
   def _kind(self, setting: settings_lib.Setting) -> str:
     """Returns the kind of inputs of the public training that a setting is compared with."""
@@ -186,7 +196,7 @@ class Search:
                       + losses - clean[fold], metric, outputs)
       noise = level({fold: experiment.judged[one][fold, _AGAIN][0] for fold in clean}) - cleans[one]
       found[one] = Final(judged, judged.loss - noise)
-    ahead = lambda one: (-len(found[one].judged.folds), found[one].judged.above(reference)[0])
+    ahead = lambda one: (-len(found[one].judged.folds), self._lead(found[one]))
     order: List[settings_lib.Setting] = []
     for one in sorted(found, key=ahead):
       leads = order and len(found[one].judged.folds) == len(found[order[0]].judged.folds) and (
