@@ -72,6 +72,7 @@ def test_a_table_judges_what_was_tried(found):
   text = str(found)
   assert found.metric.lower() == 'auc' and found.metric in text and 'Proposed: ' in text
   assert 'Losses of private rows are extrapolated' in text
+  assert any(row.more < 0 for row in found.rows) == ('judged by fewer examples' in text)
   losses = {row.name: row.loss for row in found.rows}
   proposed = found.reasons[0][len('Proposed: '):-1]
   row = next(row for row in found.rows if row.name == proposed)

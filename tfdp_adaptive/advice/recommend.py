@@ -30,6 +30,9 @@ _FEWEST = 20  # Public examples.
 _BLIND_RATE = .17  # Times 1 / sqrt(T), without public examples.
 _ERRORS = 1.0  # Standard errors by which private training must be better to be proposed.
 _ALONE = 'public examples alone, without privacy'
+_BELOW = (
+    'Rows with a smaller loss than the proposal were judged by fewer examples, or their metric or '
+    'the error of their loss is larger.')
 _EXTRAPOLATED = (
     'Losses of private rows are extrapolated from the public examples to the number of private '
     'ones. They order the rows; the loss after training may be far from them.')
@@ -60,6 +63,7 @@ def recommend(
       from `gradient_norm`.
     loss: As in `compile`; by default that of the compiled model.
     metrics: As in `compile`. The first metric decides. If two settings are equal, the loss decides.
+      More is better, unless its name says otherwise by a part such as 'error', 'loss' or 'false'.
     population_size: Number N of private examples (users), which is taken as public.
     target_epsilon: Epsilon of the plan.
     target_delta: None for the largest power of ten below 1 / N.
@@ -234,10 +238,11 @@ def proposed(origin: recommendation.Origin, search: search_lib.Search
     more, error = one.above(rows[winner])
     metric = experiment.judge.sign * one.metric if experiment.judge else None
     shown.append(recommendation.Row(name, rows[winner].loss + more, metric, more, 1.96 * error))
+  below = any(row.more < 0 for row in shown)
   return recommendation.Recommendation(
       plan, method, settings, tuple(shown),
-      (f'Proposed: {winner}.', *[reason] * bool(reason), *[_EXTRAPOLATED] * bool(finals)),
-      experiment.judge.name, origin)
+      (f'Proposed: {winner}.', *[reason] * bool(reason), *[_BELOW] * below,
+       *[_EXTRAPOLATED] * bool(finals)), experiment.judge.name, origin)
 
 
 def _best(judged: Dict[str, settings_lib.Judged]) -> str:
