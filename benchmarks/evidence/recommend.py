@@ -17,7 +17,8 @@ examples. Beside it:
 The grid takes the steps, the expected batch size and the noise of the same plan, and the scaled
 inputs. The interval is that which `recommend` prints beside the public examples alone, or beside
 the model as it is where it proposes the former. A row that is in FILE already is not made again,
-so that an interrupted run goes on. The text beside FILE has the table.
+so that an interrupted run goes on. The text beside FILE has the table. `--page` prints the table of
+`docs/evidence.md` and runs nothing.
 """
 
 import argparse
@@ -204,6 +205,32 @@ def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, An
   return '\n'.join([*lines, ''])
 
 
+def page(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, Any]]) -> str:
+  """Returns the table of `docs/evidence.md`: a line for a task at an epsilon, with all seeds."""
+  def ends(found: List[Dict[str, float]]) -> str:
+    texts = [f'{one["loss"]:.4g}' + ''.join(
+        f' ({value:.3f})' for name, value in one.items() if name != 'loss') for one in found if one]
+    return ' / '.join(texts)
+
+  lines = ['| task | epsilon | untrained | public alone, plain Keras | best of the grid '
+           '| test loss | declined | proposed |', '|' + 8 * '---|']
+  seeds: Dict[Tuple[Any, ...], List[Dict[str, Any]]] = {}
+  for one in sorted(rows, key=lambda one: (one['epsilon'], one['task'], one['seed'])):
+    seeds.setdefault((one['task'], one['epsilon']), []).append(one)
+  for (task, epsilon), found in seeds.items():
+    peer = beside.get((task, epsilon), {})
+    proposed = dict.fromkeys(one['proposed'].rstrip('.') for one in found)
+    cells = [task, f'{epsilon:g}', *(ends([peer.get(name, {})]) for name in (
+        'start', 'alone', 'best')), *(ends([one[name] for one in found]) for name in (
+            'end', 'declined')), ' / '.join(proposed)]
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  return '\n'.join([*lines, ''])
+
+
+def peers_by_task(path: str) -> Dict[Tuple[Any, ...], Dict[str, Any]]:
+  return {(one['task'], one['epsilon']): one for one in kept.read(path)}
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(
       description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,9 +245,13 @@ def main() -> None:
   parser.add_argument('--only-peers', action='store_true')
   parser.add_argument('--no-peers', action='store_true')
   parser.add_argument('--no-grid', action='store_true')
+  parser.add_argument('--page', action='store_true', help='print the table of docs/evidence.md')
   parser.add_argument('--processor', action='store_true',
                       help='count seconds of the processor: for a machine with other work')
   options = parser.parse_args()
+  if options.page:
+    print(page(kept.read(options.out), peers_by_task(options.peers)), end='')
+    return
   if options.processor:
     settings_lib.now = time.process_time
   tasks = recommend_tasks.all_tasks(options.data)
@@ -247,9 +278,8 @@ def main() -> None:
         print(json.dumps(done), flush=True)
         kept.write(path, [*kept.read(path), done])
       if not options.only_peers:
-        beside = {(one['task'], one['epsilon']): one for one in kept.read(options.peers)}
         with open(os.path.splitext(options.out)[0] + '.txt', 'w', encoding='utf-8') as stream:
-          stream.write(table(kept.read(options.out), beside))
+          stream.write(table(kept.read(options.out), peers_by_task(options.peers)))
 
 
 if __name__ == '__main__':

@@ -18,6 +18,7 @@ import evidence_facts
 import evidence_models as models
 import evidence_tables
 import evidence_tasks
+import recommend
 import studies
 
 
@@ -193,6 +194,18 @@ def test_the_table_is_that_of_the_results():
   rows = json.loads((results / 'evidence.json').read_text(encoding='utf-8'))
   text = (results / 'evidence.txt').read_text(encoding='utf-8')
   assert text.endswith('\n\n' + evidence_tables.table(rows) + '\n')
+
+
+def test_the_page_has_the_rows_of_recommend():
+  root = pathlib.Path(benchmark.__file__).parents[2]
+  results = root / 'benchmarks' / 'results'
+  rows = json.loads((results / 'recommend.json').read_text(encoding='utf-8'))
+  beside = recommend.peers_by_task(str(results / 'recommend_peers.json'))
+  lines = recommend.page(rows, beside)
+  assert lines in (root / 'docs' / 'evidence.md').read_text(encoding='utf-8')
+  seeds = [(one['task'], one['epsilon'], one['seed']) for one in rows]
+  assert len(set(seeds)) == len(rows) and lines.count('\n') == 2 + len({one[:2] for one in seeds})
+  assert (results / 'recommend.txt').read_text(encoding='utf-8') == recommend.table(rows, beside)
 
 
 @pytest.mark.parametrize('scale', [1e-6, 1.0, 1e6])
