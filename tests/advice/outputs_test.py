@@ -64,6 +64,12 @@ def test_without_metrics_nothing_judges():
   assert not judge and judge(np.zeros([3, 1]), np.zeros([3, 1])) == 0
 
 
+@pytest.mark.parametrize('metrics', ['mae', ['mae', 'mse'], {'out': 'mae'}])
+def test_one_metric_may_come_in_any_structure(metrics):
+  found = np.full([3, 1], 2.0, np.float32)
+  assert outputs.Judge('mse', metrics, found, 0 * found)(found, 0 * found) == -2
+
+
 @pytest.mark.parametrize('metric', ['no such metric', lambda y, outputs: tf.constant(np.nan)])
 def test_a_metric_without_a_value_is_refused(metric):
   with pytest.raises(ValueError, match='`metrics` must .*Received'):

@@ -166,6 +166,11 @@ def test_code_trains_what_is_proposed(found):
     (dict(public=(np.zeros([30, 5], 'f'), np.zeros([30, 1], 'f'))), 'must take the inputs'),
     (dict(public=np.zeros([30, 4])), 'must be a pair'),
     (dict(public=(np.full([30, 4], np.nan), np.zeros([30, 1], 'f'))), 'must be finite'),
+    (dict(public=([[0.0] * 12] * 30, [0.0] * 30)), 'must hold arrays'),
+    (dict(public=(np.zeros([30, 12], 'f'), np.array(['a', 'b'] * 15))), 'targets that are numbers'),
+    (dict(loss=lambda y, outputs: tf.reduce_mean(tf.sqrt(y) - outputs, -1), public=(
+        np.ones([30, 12], 'f'), 28.5 - np.arange(30.0)[:, None])), r'NaN for the examples \[29\]'),
+    (dict(loss=lambda y, outputs: tf.reduce_mean(y - outputs)), 'one value per example'),
     (dict(loss=None), '`loss` must be given'), (dict(gradient_norm=1.0), 'without either'),
     (dict(l2_norm_clip=1.0), 'recommended, not given'), (dict(seconds=0.0), 'seconds'),
     (dict(population_size=2.5), 'population_size')])

@@ -88,6 +88,11 @@ class Experiment:
     self.kinds = sorted(inputs_lib.all_of(x), key=_KINDS.index)
     self.trial = self._trial_of(model, tf.nest.map_structure(tf.convert_to_tensor, x))
     outputs, losses = self.trial.judge(x, self.y, self.trial.start)
+    wrong = np.flatnonzero(np.isnan(losses))
+    if len(wrong) and all(np.isfinite(part).all() for part in tf.nest.flatten(outputs)):
+      raise ValueError(
+          '`loss` must have a value for the targets of `public`. Received: NaN for the examples '
+          f'{wrong[:10].tolist()}, where the outputs of the model are finite.')
     self.judge = outputs_lib.Judge(loss, metrics, outputs, self.y)
     self.untrained = settings_lib.Judged()
     for fold, rows in enumerate(self._parts):

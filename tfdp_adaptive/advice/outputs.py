@@ -43,7 +43,7 @@ class Judge:
     entry = keras.layers.Input(outputs.shape[1:])
     self._model = keras.Model(entry, keras.layers.Activation('linear')(entry))
     try:
-      self._model.compile(loss=loss, metrics=list(metrics)[:1])
+      self._model.compile(loss=loss, metrics=tf.nest.flatten(metrics)[:1])
       value = self(outputs, y)
     except Exception as error:
       raise ValueError('`metrics` must hold metrics of Keras that fit to the outputs of the model. '

@@ -131,7 +131,11 @@ def _checked(model: compat.Model, public: object) -> Tuple[Tree, Tree]:
     raise ValueError('`public` must be a pair `(x, y)` of arrays. '
                      f'Received: {type(public).__name__}.')
   x, y = (tf.nest.map_structure(recommendation.array, part) for part in public)
-  counts = {len(part) if part.ndim else 0 for part in tf.nest.flatten((x, y))}
+  if any(not part.ndim or part.dtype.kind not in 'biuf' for part in tf.nest.flatten(y)) or any(
+      not part.ndim for part in tf.nest.flatten(x)):
+    raise ValueError('`public` must hold arrays, and targets that are numbers. Received: lists, '
+                     'single values or targets that are no numbers.')
+  counts = {len(part) for part in tf.nest.flatten((x, y))}
   if len(counts) != 1 or min(counts) < _FEWEST:
     raise ValueError(f'`public` must hold {_FEWEST} examples or more, as many inputs as targets. '
                      f'Received: arrays of {sorted(counts)} examples. Collect or make up more, or '
