@@ -8,7 +8,7 @@
 # make mutants    plant bugs one at a time and see the tests notice (ONLY=word: those named so)
 # make test PYTHON=python3.12    the same with another Python, in environments of its own
 # make test-fast PYTHON=python3.12    the part of the tests that notices another Python
-# make test-engines    run what proves most of the tests of Flower and Ray, for some minutes
+# make test-engines    run the most important tests of Flower and Ray, for some minutes
 # make ci    lint, docs, test, test-fast on a newer Python, test-engines, test-rest for 150 s a stack
 # make lint    check style, imports, types and the subjects of the last 50 commits
 # make docs    build the pages into build/site

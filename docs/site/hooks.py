@@ -49,6 +49,8 @@ _LINK = re.compile(r'(?<!!)\[([^\]]+)\]\(([\w./-]+)(#[\w-]+)?\)')
 # Other words for the subject of a page, which the search finds as well.
 SYNONYMS = {
     'choosing.md': 'which optimizer, hyperparameters, learning rate, tuning',
+    'callbacks.md': 'early stopping, hyperparameter tuning, grid search, KerasTuner, '
+                    'ModelCheckpoint',
     'notebooks.md': 'beginners, getting started, first steps, Colab, Jupyter',
     'recipes.md': 'examples, tutorial, sample code, cookbook',
     'recipes/images.md': 'data augmentation, CNN, convolution, EMA, MNIST, CIFAR, computer vision',
@@ -57,10 +59,10 @@ SYNONYMS = {
     'recipes/series.md': 'time series, forecasting, LSTM, RNN, sliding windows',
     'recipes/text.md': 'NLP, BERT, language model, strings, tokens, TextVectorization, fine-tuning',
     'recipes/table.md': 'tabular data, normalize, standardize, scale features, pandas, DataFrame, '
-                        'CSV, one-hot, NaN, imputation',
+                        'CSV, one-hot, NaN, imputation, sklearn, scikit-learn',
     'recipes/vae.md': 'synthetic data, generative model, GAN, autoencoder',
     'guides/clip_norm.md': 'max_grad_norm, l2_norm_clip, clipping threshold, bias, calibration, '
-                           'class imbalance',
+                           'class imbalance, imbalanced classes',
     'guides/clipping.md': 'ghost clipping, per-example gradients, microbatches, GradientTape',
     'guides/devices.md': 'GPU, TPU, multi-GPU, MirroredStrategy, distributed training',
     'guides/epsilon.md': 'what is a good privacy budget, how much privacy, regulators, GDPR, '
@@ -70,8 +72,11 @@ SYNONYMS = {
     'guides/lora.md': 'BERT, GPT, LLM, large language model, PEFT, adapters, fine-tuning',
     'guides/resume.md': 'checkpoint, save the model, export, serve, load, restart, preemption',
     'guides/report.md': 'model card, datasheet, audit trail, compliance',
+    'guides/training.md': 'tf.data, Dataset, generator, DataLoader, input pipeline, PyDataset, '
+                          'epochs, class_weight, train_on_batch, custom training loop',
     'guides/troubleshooting.md': 'OOM, out of memory, gradient accumulation, DataFrame, pandas, '
-                                 'class imbalance, imbalanced classes, NaN, low accuracy, slow',
+                                 'class imbalance, imbalanced classes, NaN, low accuracy, '
+                                 'slow, generator, DataLoader',
     'guides/users.md': 'user-level, person, patient, customer, group privacy',
     'guides/views.md': 'data augmentation, augmentation multiplicity, random crop, flip, mixup',
 }

@@ -71,7 +71,7 @@ def test_steps_fits_and_optimizers_never_share_noise():
 
 
 @pytest.mark.pitfall(
-    '`set_random_seed` makes the noise known to whoever knows the seed.',
+    '`set_random_seed` makes the noise known to anyone who knows the seed.',
     severity='critical', stops='keys come from the operating system, not from global seeds')
 def test_no_global_seed_fixes_the_noise():
   rows = []

@@ -167,8 +167,8 @@ def test_rules_that_use_the_present_batch_only_are_fine():
 
 
 @pytest.mark.pitfall(
-    'Amplification is claimed for a statistic of past clean data, which every step '
-    'releases.',
+    'A rule releases a statistic of all past clean data at every step, and amplification by '
+    'sampling is claimed for it.',
     severity='critical', stops='ValueError: the plan must count it in full')
 def test_statistics_of_past_clean_data_are_not_amplified():
   rule = make_rule(make_statistic(amplifiable=False, relative_noise=2.0))
