@@ -13,12 +13,19 @@ zero, on these features or on features whose mean and covariance were released o
 mean is taken off, and directions in which images differ much are shortened. That head has no bias,
 which would be half of each squared gradient norm. Both costs together are at most epsilon.
 
+Other heads: `stp`, DPAdamSTP on such whitened features; `kfc`, DPKFC with a released covariance, in
+whose directions features are written, so that its diagonal is the whole factor; `kfc_public`, DPKFC
+with --public images, which are public and do not train; `public`, a ridge on as many images alone,
+three times. With --views, training images are moved by up to a pixel each way, and features of so
+many views are computed once. Test images are as they are.
+
 --settings trains on the first 55,000 images and prints the accuracy on the other 5,000, for trials
 of settings; otherwise 60,000 images train, and accuracies are on the 10,000 test images. Delta is
 1e-5.
 """
 
 import argparse
+import dataclasses
 import functools
 import importlib.util
 import os
@@ -32,6 +39,9 @@ from scipy import fft
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import frozen_features
+from tfdp_adaptive.batches import sources
+from tfdp_adaptive.estimates import moments
 
 SIZE, SCALES, ANGLES, DELTA = 32, 2, 8, 1e-5
 EPSILONS = (.1, .5, 1.2, 2.93)
@@ -131,29 +141,86 @@ def solved(train: Any, test: Any, epsilon: float) -> float:
   return float(np.mean((test[0] @ kernel + bias).argmax(1) == test[1]))
 
 
-def trained(train: Any, test: Any, epsilon: float, options: Any, release: float) -> List[float]:
+def public_alone(train: Any, test: Any, chosen: np.ndarray) -> float:
+  """The accuracy of a ridge on some training images alone, its strength from leaving one out."""
+  add = lambda rows: np.concatenate([rows, np.full([len(rows), 1], .2)], 1)
+  x, y = add(train[0][chosen]), train[1][chosen]
+  values, vectors = np.linalg.eigh(x @ x.T)
+  targets, best, weights = np.eye(10)[y], -1.0, np.zeros([x.shape[1], 10])
+  for ridge in values[-1] * 10.0**np.arange(-7, 0, .25):
+    inverse = (vectors / (np.maximum(values, 0) + ridge)) @ vectors.T
+    dual = inverse @ targets
+    left_out = targets - dual / np.diag(inverse)[:, np.newaxis]
+    right = float(np.mean(left_out.argmax(1) == y))
+    if right > best:
+      best, weights = right, x.T @ dual
+  return float(np.mean((add(test[0]) @ weights).argmax(1) == test[1]))
+
+
+def turned(public: Any, train: Any, test: Any) -> Any:
+  """Features along eigenvectors of public ones, so that DP-KFC's diagonal is its whole factor."""
+  vectors = np.linalg.eigh(public.x.T.astype(np.float64) @ public.x)[1].astype(np.float32)
+  turn = lambda part: (part[0] @ vectors, part[1])
+  return dataclasses.replace(public, x=public.x @ vectors), turn(train), turn(test)
+
+
+def whitened(found: Any, train: Any, test: Any, options: Any) -> Any:
+  """Features [n, d] or [n, views, d] by a release of their mean and covariance."""
+  base, (x, y) = found.whitening(options.power, options.floor), train
+  test = base.predict(test[0], 1000, verbose=0), test[1]
+  made = tfdp.features(base, x.reshape(-1, x.shape[-1]), batch_size=4000)
+  return frozen_features.Features(
+      made.x.reshape(x.shape), sources.of((y,)), None if x.ndim == 2 else x.shape[1],
+      made.entries, made.base), test
+
+
+def trained(train: Any, test: Any, epsilon: float, head: str, options: Any) -> List[float]:
   """Accuracy, processor seconds of training, and epsilon with that of a release."""
-  ledger = tfdp.Ledger()
-  if release:
-    found = tfdp.estimates.second_moments(train[0], noise_multiplier=release, constant=.5)
-    base, ledger = found.whitening(options.power, options.floor), found.ledger
-    train, test = tfdp.features(base, train), (base.predict(test[0], 1000, verbose=0), test[1])
+  ledger, public = tfdp.Ledger(), None
+  if head == 'kfc_public':
+    public = moments.PublicInputs(*(part[:options.public] for part in train), ledger)
+    public, train, test = turned(public, [part[options.public:] for part in train], test)
+  elif head != 'trained':
+    found = tfdp.estimates.second_moments(
+        train[0], noise_multiplier=options.release, constant=0.0 if head == 'kfc' else .5)
+    ledger = found.ledger
+    if head == 'kfc':
+      public, train, test = turned(found.public_data(classes=10), train, test)
+    else:
+      train, test = whitened(found, train, test, options)
   plan = tfdp.PrivacyPlan.calibrate(
-      target_epsilon=epsilon, target_delta=DELTA, population_size=options.images, spent=ledger,
+      target_epsilon=epsilon, target_delta=DELTA,
+      population_size=options.images - options.public * (head == 'kfc_public'), spent=ledger,
       batch_size=options.batch, steps=tfdp.sampling.Epochs(options.epochs),
       l2_norm_clip=options.clip)
   layers = tf.keras.layers
   model = tfdp.make_private(tf.keras.Sequential([
       layers.Input([test[0].shape[1]]),
-      layers.Dense(10, use_bias=not release, kernel_initializer='zeros')]))
+      layers.Dense(10, use_bias=head == 'trained', kernel_initializer='zeros')]))
   rate = tf.keras.optimizers.schedules.PolynomialDecay(options.rate, plan.steps, 0.0)
-  model.compile(tfdp.DPSGD(rate, momentum=.9, plan=plan),
-                tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+  if head == 'stp':
+    optimizer = tfdp.DPAdamSTP(rate, plan=plan, scale_epsilon=options.scale)
+  elif public is not None:
+    optimizer = tfdp.DPKFC(rate, momentum=.9, plan=plan, public_data=public, power=options.power,
+                           scale_epsilon=options.scale)
+  else:
+    optimizer = tfdp.DPSGD(rate, momentum=.9, plan=plan)
+  model.compile(optimizer, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
   begun = time.process_time()
   model.fit(plan.batches(train), verbose=0)
   seconds = time.process_time() - begun
   return [float(np.mean(model.predict(test[0], 1000, verbose=0).argmax(1) == test[1])), seconds,
           model.ledger.epsilon(DELTA)]
+
+
+def moved(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """Scattering of images that are moved by up to a pixel each way, each by its own numbers."""
+  wide = np.pad(images, [(0, 0), (1, 1), (1, 1)])
+  down, along = rng.integers(0, 3, size=[2, len(images), 1, 1])
+  axis = np.arange(images.shape[1])
+  return scattering(
+      wide[np.arange(len(images))[:, np.newaxis, np.newaxis], down + axis[:, np.newaxis],
+           along + axis])
 
 
 def main() -> None:
@@ -163,7 +230,8 @@ def main() -> None:
   parser.add_argument('--cache', default=None)
   parser.add_argument('--seeds', type=int, default=1)
   parser.add_argument('--epsilons', type=float, nargs='+', default=EPSILONS)
-  parser.add_argument('--heads', nargs='+', default=['solved', 'trained', 'released'])
+  parser.add_argument('--heads', nargs='+', default=['public', 'solved', 'trained', 'released'],
+                      help='also stp, kfc, kfc_public')
   parser.add_argument('--rate', type=float, default=100.0)
   parser.add_argument('--clip', type=float, default=.1)
   parser.add_argument('--batch', type=int, default=4096)
@@ -171,15 +239,22 @@ def main() -> None:
   parser.add_argument('--release', type=float, default=5.0, help='noise multiplier')
   parser.add_argument('--power', type=float, default=.4, help='of the whitening')
   parser.add_argument('--floor', type=float, default=.004, help='of the whitening')
+  parser.add_argument('--scale', type=float, default=1.0, help='scale_epsilon of stp, kfc')
+  parser.add_argument('--public', type=int, default=1000, help='images that are public')
+  parser.add_argument('--views', type=int, default=0, help='of training images, moved; cached')
   parser.add_argument('--settings', action='store_true', help='hold 5,000 training images out')
   options = parser.parse_args()
   spec: Any = importlib.util.spec_from_file_location('load', os.path.join(options.data, 'load.py'))
   data = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(data)
   (x, y), (x_test, y_test) = data.mnist()
-  channels = lambda part: tfdp.features(
-      scattering, part, batch_size=20, cache=options.cache,
-      name='scattering of upright digits, 7 x 7 places').x
+
+  def channels(
+      part: np.ndarray, base: Any = scattering, more: str = '', views: Any = None) -> np.ndarray:
+    return tfdp.features(
+        base, part, batch_size=20, cache=options.cache, views=views,
+        name=f'scattering of upright digits, 7 x 7 places{more}').x
+
   rows = lambda part: np.concatenate([
       normalized(np.asarray(part[i:i + 5000])) for i in range(0, len(part), 5000)])
   train, test = (rows(channels(x)), y.astype(np.int32)), (None, y_test)
@@ -189,14 +264,23 @@ def main() -> None:
     test = rows(channels(x_test)), y_test
   options.images = len(train[0])
   print(f'{options.images} images train; {options}')
+  if 'public' in options.heads:
+    order = np.random.default_rng(0).permutation(options.images)
+    for i in range(3):
+      chosen = order[i * options.public:(i + 1) * options.public]
+      print(f'{"public alone":16}{0:8}{public_alone(train, test, chosen):10.4f}', flush=True)
+  if options.views:
+    base = functools.partial(moved, rng=np.random.default_rng(0))
+    views = channels(x[:options.images], base, ', moved by a pixel', options.views)
+    train = np.stack([rows(views[:, i]) for i in range(options.views)], 1), train[1]
   for epsilon in options.epsilons:
     for _ in range(options.seeds):
-      if 'solved' in options.heads:
-        accuracy = solved(train, test, epsilon)
-        print(f'{"least squares":16}{epsilon:8}{accuracy:10.4f}', flush=True)
-      for head, release in [('trained', 0.0), ('released', options.release)]:
-        if head in options.heads:
-          accuracy, seconds, spent = trained(train, test, epsilon, options, release)
+      for head in options.heads:
+        if head == 'solved':
+          accuracy = solved(train, test, epsilon)
+          print(f'{"least squares":16}{epsilon:8}{accuracy:10.4f}', flush=True)
+        elif head != 'public':
+          accuracy, seconds, spent = trained(train, test, epsilon, head, options)
           print(f'{head:16}{epsilon:8}{accuracy:10.4f}   {seconds:.0f} CPU s, epsilon {spent:.4f}',
                 flush=True)
 
