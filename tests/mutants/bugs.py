@@ -643,6 +643,9 @@ _BY_FILE = {
         ('what was spent is forgotten', 'both = lambda sigma: before + dataclasses',
          'both = lambda sigma: ledger.Ledger() + dataclasses',
          'Both runs together would cost more than the target.', 'privacy/spent_test.py'),
+        ('a private size in a plan', 'plan_checks.published(self)', 'pass',
+         'Texts would print it, and the noise would follow from it.',
+         'privacy/secret_counts_test.py'),
     ],
     'tfdp_adaptive/rules/following_clip.py': [
         ('the count for nothing', 'return (1 - (noise_multiplier / (2 * std))**2)**-0.5',

@@ -146,6 +146,15 @@ FAILURES = {
     'another size': drawn(x(), private(
         population_size=5000, population_is_public=True, batch_size=50,
         sampling=tfdp.sampling.Poisson())),
+    'a private size': lambda: private(population_size=N),
+    'a private size, bounded': lambda: private(
+        population_size=N, population_is_public=False, adjacency='zero_out'),
+    'a private size below the batch': lambda: private(population_size=N, batch_size=9999),
+    'a private size and a large delta': lambda: private(population_size=N, target_delta=.01),
+    'a private size that is not whole': lambda: private(population_size=float(N)),
+    'a private size and epochs': lambda: tfdp.PrivacyPlan.calibrate(
+        target_epsilon=1.0, target_delta=1e-5, population_size=N, batch_size=40,
+        adjacency='add_remove', steps=tfdp.sampling.Epochs(2)),
     'users': drawn(x(), USERS, users=IDS[1:], examples_per_user=1),
     'users in two columns': drawn(x(), USERS, users=np.stack([IDS, IDS], 1), examples_per_user=1),
     'audited lengths': lambda: subjects._checked((x(), np.zeros(N - 1))),

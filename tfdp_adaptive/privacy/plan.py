@@ -86,6 +86,9 @@ class PrivacyPlan(terms.Terms):
 
   def __post_init__(self) -> None:
     plan_checks.kinds(self)
+    if self.population_is_public is None:
+      object.__setattr__(self, 'population_is_public', self.adjacency != 'add_remove')
+    plan_checks.published(self)
     # NumPy's float32 stays one in products with Python's numbers: epsilon would be rounded.
     for name in ('batch_size', 'l2_norm_clip', 'noise_multiplier', 'target_delta'):
       if isinstance(getattr(self, name), np.generic):
@@ -99,8 +102,6 @@ class PrivacyPlan(terms.Terms):
     object.__setattr__(self, 'noise_multiplier', float(self.noise_multiplier))
     # Integers of NumPy have no negative powers.
     object.__setattr__(self, 'extra_releases', tuple(map(float, self.extra_releases)))
-    if self.population_is_public is None:
-      object.__setattr__(self, 'population_is_public', self.adjacency != 'add_remove')
     plan_checks.population(self)
     self.sampling.check(self)
     plan_checks.accountable(self)

@@ -45,8 +45,19 @@ def kinds(plan: terms_lib.Terms) -> None:
     checks.positive(extra_releases=relative_noise)
 
 
+def published(plan: terms_lib.Terms) -> None:
+  """Refuses a private number of records, before anything prints it or follows from it."""
+  if plan.population_size is not None and not plan.population_is_public:
+    raise ValueError(
+        'The sampling probability, the batch size and the number of records the data must have '
+        'come from `population_size`, so it must be public. Declare it with '
+        'population_is_public=True, use adjacency="zero_out", or leave it out and give '
+        '`Poisson(sampling_probability=...)`. Received: a population_size, which is not printed '
+        f'here, adjacency={plan.adjacency!r}, population_is_public=False.')
+
+
 def population(plan: terms_lib.Terms) -> None:
-  """Checks that a plan does not publish a private number of records."""
+  """Checks the number of records, and delta beside it."""
   q = plan.sampling.sampling_probability
   if plan.population_size is None:
     if q is not None:
@@ -57,14 +68,6 @@ def population(plan: terms_lib.Terms) -> None:
     raise ValueError('`batch_size` must be at most the population size. Received: '
                      f'batch_size={plan.batch_size}, population_size={plan.population_size}.')
   _delta(plan, plan.population_size, 'N')
-  if not plan.population_is_public:
-    raise ValueError(
-        'The sampling probability, the batch size and the number of records the data must have '
-        'come from `population_size`, so it must be public. Declare it with '
-        'population_is_public=True, use adjacency="zero_out", or leave it out and give '
-        '`Poisson(sampling_probability=...)`. Received: '
-        f'population_size={plan.population_size}, adjacency={plan.adjacency!r}, '
-        'population_is_public=False.')
 
 
 def reachable(plan: terms_lib.Terms, target_epsilon: float) -> None:
