@@ -72,7 +72,8 @@ def train_all(
           file=sys.stderr)
     report.add_run(method, PART, measured, settings, delta=plan.target_delta, unit='client',
                    epsilon=process.plan.epsilon(rule=process.rule))
-  report.state_together(PART, entries)
+  report.state_together(PART, entries, trust=simulation.described['trust'],
+                        facts=simulation.described['facts'])
 
 
 def make_plan(task: tasks.Task, target: tasks.Target) -> tfdp.PrivacyPlan:

@@ -227,17 +227,21 @@ class Report:
     self._claim()
     self._files += card_page.write(card_page.files(card, name), self._folder)
 
-  def state_together(self, part: str, entries: Sequence[Any]) -> None:
+  def state_together(
+      self, part: str, entries: Sequence[Any], trust: str = 'central',
+      facts: Sequence[str] = ()) -> None:
     """States what the models of one part cost when all of them are released.
 
     Args:
       part: Name of the part.
       entries: The entries of the ledgers of all models.
+      trust: As for `Ledger.card`.
+      facts: As for `Ledger.card`.
     """
     if entries:
       from tfdp_adaptive.privacy import ledger  # pylint: disable=import-outside-toplevel
-      together = ledger.Ledger(tuple(entries)).card(facts=[
-          'These are the runs of several models, each trained once on the same records.'])
+      together = ledger.Ledger(tuple(entries)).card(trust=trust, facts=[
+          *facts, 'These are the runs of several models, each trained once on the same records.'])
       self.card(together, f'card_{part}')
       self.state(
           f'All {len(entries)} private models of the {part} part together, trained on the same '

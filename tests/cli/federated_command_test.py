@@ -68,6 +68,10 @@ def test_the_demo_has_both_parts_in_one_table(folder, capsys, monkeypatch):
   expected = pld.PLDAccountant().compose(event, 2).get_epsilon(1e-2)
   assert private['federated', 'DP-Adam']['epsilon'] == pytest.approx(expected, rel=1e-3)
   assert 'at the level of one user' in federated
+  card = json.loads((out / 'card_federated.json').read_text())['card']
+  assert card['trust'] == 'federated' and 'What the server sees' in ' '.join(card['facts'])
+  assert 'a trusted server' in (out / 'card_federated.md').read_text()
+  assert json.loads((out / 'card_centralized.json').read_text())['card']['trust'] == 'central'
   assert (out / 'curves.png').stat().st_size > 10_000
   printed = capsys.readouterr().out
   assert ' client ' in printed and ' sentence ' in printed and str(out / 'privacy.txt') in printed

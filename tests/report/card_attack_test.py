@@ -9,6 +9,7 @@ import pytest
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
+from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.privacy import card as card_lib
@@ -21,7 +22,7 @@ FIELDS = dict(population_size=100, batch_size=10, steps=6, l2_norm_clip=2.0,
 
 def entry(steps=4, **changes):
   more = {name: changes.pop(name) for name in list(changes) if name not in FIELDS and name not in (
-      'mechanism', 'adjacency', 'unit')}
+      'mechanism', 'adjacency', 'unit', 'search')}
   plan = tfdp.PrivacyPlan(**{**FIELDS, **changes})
   done, = tfdp.Ledger().begin(plan, 'dp_adam').done(steps).entries
   return dataclasses.replace(done, **{
@@ -36,6 +37,7 @@ CARDS = {
     'users, unknown size': dict(trust='federated', entries=[entry(
         unit='user', adjacency='add_remove', population_size=None, examples_per_user=3,
         sampling=sampling.Poisson(sampling_probability=0.1))]),
+    'tuned': dict(entries=[entry(6, search=private_search.Search(runs=3.0))]),
     'stopped': dict(entries=[entry(6, taken=4)]),
     'looks': dict(entries=[entry(4)], looks=tfdp.privacy.Looks((2, 4, 6), total=(6,))),
     'another clip norm': dict(entries=[entry(clip_norms=((1, 3.0), (3, 2.0)))]),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of a card: escaped, complete, and read in a real browser where there is one."""
 
+import dataclasses
 import html.parser
 import pathlib
 import re
@@ -77,6 +78,15 @@ def test_every_point_that_nist_asks_for_is_named(card):
   for name, _, standing in card_page.points(card):
     assert standing in (card_page.CHECKED, card_page.WORD, card_page.UNKNOWN)
     assert name in text
+
+
+def test_what_verify_takes_on_trust_is_not_said_to_be_checked(card):
+  for weights, standing in (((), card_page.UNKNOWN), (card.weights, card_page.CHECKED)):
+    tables = dict(card_page.tables(dataclasses.replace(card, weights=weights)))
+    rows = {name: who for rows in tables.values() for name, _, who in rows}
+    assert rows['Weights'] == standing
+    # `verify` computes epsilon from the noise on the card, and says that the noise is a claim.
+    assert rows['Mechanism'] == rows['Sampling'] == rows['Steps'] == card_page.WORD
 
 
 def test_the_numbers_of_the_page_are_those_of_the_statement(card):

@@ -85,7 +85,7 @@ def answer(
     accountant = rdp.RdpAccountant(neighboring_relation=relation)
     for event in events:
       accountant.compose(event)
-    return Answer(float(accountant.get_epsilon(delta)), "dp_accounting's Renyi accountant", True,
+    return Answer(float(accountant.get_epsilon(delta)), "dp_accounting's Renyi divergences", True,
                   _SETTLED, tuple(float(accountant.get_delta(e)) for e in epsilons))
   try:
     return _by_losses(events, relation, delta, epsilons)

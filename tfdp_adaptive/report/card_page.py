@@ -77,7 +77,8 @@ def tables(card: card_lib.Card) -> Iterator[Tuple[str, Sequence[Row]]]:
       *(('Noted by the library', note, '') for note in card.notes)]
   digest = weight_digests.short(card.weights) if card.weights else 'none on this card'
   yield 'What it was made with', [
-      ('Weights', f'{len(card.weights)} arrays, digest {digest}', CHECKED),
+      ('Weights', f'{len(card.weights)} arrays, digest {digest}',
+       CHECKED if card.weights else UNKNOWN),
       ('Parts that were used', ', '.join(f'{name} ({state})' for name, state in card.parts), ''),
       ('Versions', ', '.join(f'{name} {number}' for name, number in card.versions), ''),
       *((f'Audit: {audit.name}', audit.text, WORD) for audit in card.audits)]
@@ -100,7 +101,7 @@ def _run(run: entry_lib.Entry) -> Iterator[Row]:
       'steps apart.'), CHECKED
   yield 'Sensitivity', f'{run.sensitivity:.6g} clip norms', CHECKED
   for name, text in statement.described(run).items():
-    yield name, text, CHECKED if name == 'Mechanism' else WORD
+    yield name, text, WORD
 
 
 def _numbers(card: card_lib.Card) -> str:
@@ -241,8 +242,7 @@ def points(card: card_lib.Card) -> Iterator[Row]:
       'replace': 'Bounded: one unit is replaced; the number of units is public.',
   }[card.adjacency], CHECKED
   yield '2. Guarantee: Other releases of the same data', (
-      f'{len(card.runs)} run(s) on these weights are counted. What is not covered is listed '
-      'below.'), WORD
+      f'{len(card.runs)} run(s) are counted. What is not covered is listed below.'), WORD
   yield '2. Guarantee: Audits', '; '.join(
       f'{audit.name}: {audit.text}' for audit in card.audits) or 'None was put on this card.', WORD
   yield '3. Algorithms: Algorithms and correctness', ' '.join(
