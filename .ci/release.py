@@ -50,6 +50,9 @@ def with_version(texts, tag, date):
   number = found[1]
   if not notes(texts['CHANGELOG.md'], 'Unreleased'):
     raise SystemExit('CHANGELOG.md must tell of the changes below "## Unreleased". Received: none.')
+  if f'| {number.rpartition(".")[0]} | yes |' not in texts['SECURITY.md']:
+    raise SystemExit('SECURITY.md must say below "Supported versions" that this version gets '
+                     f'fixes. Received: no row of {number.rpartition(".")[0]}.')
   changed = {
       VERSION: re.sub(r"__version__ = '.*'", f"__version__ = '{number}'", texts[VERSION]),
       'CITATION.cff': re.sub(r'(?m)^version: .*$', f'version: {number}', texts['CITATION.cff']),
@@ -84,6 +87,8 @@ def build(tag):
     raise SystemExit('The address of the repository must be known: run `release.py address URL`.')
   if run('git', 'status', '--porcelain', capture_output=True).stdout.strip():
     raise SystemExit('Everything must be committed before a release.')
+  if run('git', 'tag', '--list', tag, capture_output=True).stdout.strip():
+    raise SystemExit(f'There is a tag {tag} already.')
   run('make', 'wheel')
   run(sys.executable, '-m', 'pytest', '-q', '--slow', 'tests/install_test.py')
   (ROOT / 'dist' / 'notes.md').write_text(notes(texts['CHANGELOG.md'], tag[1:]) + '\n',
@@ -108,7 +113,7 @@ def main(argv=None):
     texts = read([*PLACES, *NOTEBOOKS])
     write({path: with_address(text, arguments.value) for path, text in texts.items()})
   elif arguments.action == 'version':
-    paths = [VERSION, 'CITATION.cff', 'CHANGELOG.md']
+    paths = [VERSION, 'CITATION.cff', 'CHANGELOG.md', 'SECURITY.md']
     write(with_version(read(paths), arguments.value, datetime.date.today()))
   else:
     build(arguments.value)

@@ -6,9 +6,11 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 
 import build_deps_test
 import pytest
+import setuptools
 
 from tfdp_adaptive import version
 from tfdp_adaptive.cli import main
@@ -67,6 +69,7 @@ def test_notebooks_of_links_exist():
 
 def test_the_version_of_a_tag_is_in_every_place():
   texts = release.read([release.VERSION, 'CITATION.cff'])
+  texts['SECURITY.md'] = '| 9.8 | yes |\n'
   texts['CHANGELOG.md'] = '# Log\n\n## Unreleased\n\n### Added\n\n* A.\n\n## 0.2.0 (x)\n\n* B.\n'
   changed = release.with_version(texts, 'v9.8.7', datetime.date(2030, 1, 2))
   assert "__version__ = '9.8.7'" in changed[release.VERSION]
@@ -77,6 +80,31 @@ def test_the_version_of_a_tag_is_in_every_place():
                    ('v9.8.7', '## Unreleased\n\n## 0.2.0\n\n* B.\n')):
     with pytest.raises(SystemExit):
       release.with_version({**texts, 'CHANGELOG.md': log}, tag, datetime.date(2030, 1, 2))
+  with pytest.raises(SystemExit, match='no row of 9.8'):
+    release.with_version({**texts, 'SECURITY.md': '| 0.2 | yes |\n'}, 'v9.8.7',
+                         datetime.date(2030, 1, 2))
+
+
+def test_this_version_is_in_the_table_of_supported_versions():
+  assert f'| {version.__version__.rpartition(".")[0]} | yes |' in text_of('SECURITY.md')
+
+
+def test_the_page_on_an_index_links_into_the_repository_of_this_version(monkeypatch):
+  made = []
+  monkeypatch.setattr(setuptools, 'setup', lambda **named: made.append(named))
+  setup = runpy.run_path(str(ROOT / 'setup.py'))
+  readme = text_of('README.md')
+  assert made[0]['long_description'] == setup['page'](
+      readme, version.__version__, version.REPOSITORY)
+  assert setup['page'](readme, '9.8.7', release.UNKNOWN) == readme
+  text = setup['page'](readme, '9.8.7', ADDRESS)
+  links = re.findall(r'(!?)\[[^][]*\]\(([^)]+)\)', text)
+  assert len(links) > 20 and all(link.startswith('https://') for _, link in links)
+  for picture, link in links:
+    base, found, path = link.partition('/v9.8.7/')
+    if found:
+      assert base == f'{ADDRESS}/{"raw" if picture else "blob"}' and (ROOT / path).exists(), link
+  assert len(re.findall(ADDRESS, text)) > 20
 
 
 def test_a_release_of_another_version_is_refused(monkeypatch):
