@@ -16,7 +16,7 @@ import build_deps_test
 import pytest
 
 ROOT = build_deps_test.ROOT
-VERSIONS = ('3.10', '3.11', '3.12', '3.13')
+VERSIONS = ('3.9', '3.10', '3.11', '3.12', '3.13')
 
 
 def _python(version):
