@@ -4,6 +4,7 @@
 import json
 import re
 
+import dp_accounting
 import numpy as np
 import pytest
 
@@ -117,6 +118,18 @@ def test_the_draft_of_the_registry_has_its_schema(fields, trust):
 def test_the_registry_needs_what_only_the_author_can_say(words, said):
   with pytest.raises(ValueError, match=said):
     registry.fields(make_card(words=words))
+
+
+@pytest.mark.parametrize('said, fields', [
+    ('privacy loss distributions, of', {}),
+    ('the exact Gaussian trade-off, of', {'sampling': tfdp.sampling.FixedOrder()}),
+    pytest.param('Renyi differential privacy, of', {'search': tfdp.privacy.Search(runs=3)},
+                 marks=pytest.mark.skipif(
+                     not hasattr(dp_accounting, 'TruncatedSubsampledGaussianDpEvent'),
+                     reason='needs dp-accounting 0.6.0'))])
+def test_the_registry_names_the_accountant_that_computed_epsilon(said, fields):
+  draft = registry.fields(make_card(words=WORDS, **fields))
+  assert said in draft['deployment']['accounting']['composition']
 
 
 def test_no_registry_without_a_guarantee():

@@ -228,8 +228,9 @@ def _words(card: card_lib.Card) -> Iterator[Finding]:
   yield Finding(WORD, 'Fields of the card that its other fields do not determine: '
                       f'{", ".join(TRUSTED)} (unless a sentence above or a file of weights says '
                       'the same); sizes of batches and population where no number above follows '
-                      'from them, rows that a mechanism was designed for, and the planned steps of '
-                      'runs before the last, or that could stop at evaluations.')
+                      'from them, rows that a mechanism was designed for, the planned steps of '
+                      'runs before the last, or that could stop at evaluations, and the steps of a '
+                      'private search, all of which cost what the whole search costs.')
   yield Finding(WORD, 'These are all runs that the data and these weights went through, with the '
                       'unit, the steps, the clip norm and the noise stated.')
 

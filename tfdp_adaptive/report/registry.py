@@ -20,7 +20,6 @@ NAME = 'registry.yaml'
 REQUIRED = {'name': 'name', 'curator': 'data_curators', 'description': 'description',
             'intended use': 'intended_use', 'region': 'data_product_region',
             'publication date': 'publication_date', 'registry author': 'registry_authors'}
-_ACCOUNTANTS = {'pld': 'privacy loss distributions', 'rdp': 'Renyi divergences'}
 
 
 def fields(card: card_lib.Card) -> Dict[str, Any]:
@@ -71,8 +70,9 @@ def _privacy(card: card_lib.Card, epsilon: float) -> Dict[str, Any]:
           'model_name': 'Central' if card.trust == 'central' else 'Federated',
           'release_type': 'One release', 'access_type': 'Non-interactive'},
       'accounting': {
-          'composition': f'All {card.done} steps of {len(card.runs)} run(s) are composed, by '
-                         f'{_ACCOUNTANTS[card.accountant]}.'},
+          'composition': ' '.join((
+              f'All {card.done} steps of {len(card.runs)} run(s) are composed.',
+              *(statement.accounting(card, run) for run in card.runs if run.plan is not None)))},
       'implementation': {
           'mechanisms': ' '.join(text for run in card.runs if run.plan is not None
                                  for text in statement.described(run).values())}}
