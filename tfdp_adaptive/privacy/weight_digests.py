@@ -85,7 +85,8 @@ def _of_named(arrays: Iterable[Tuple[str, Any]]) -> File:
     if any(part.startswith(_GENERATORS) for part in inside):
       continue
     if first in beside:
-      beside[first] += 1
+      # Keras 2 writes metrics beside weights; those of a private model are zeros there.
+      beside[first] += int(first != 'metrics' or np.any(value))
       if first == _LEDGER and value.dtype == np.uint8:
         ledger = value.tobytes().decode(errors='replace')
     else:
