@@ -147,6 +147,18 @@ def test_wrong_files_are_usage_errors(done, capsys, coins, log, said):
   assert said in text and text.count('\n') == 1
 
 
+@pytest.mark.parametrize('steps', [STEPS, STEPS - 2])
+def test_batches_without_a_step_on_the_card_are_told(tmp_path, capsys, steps):
+  plan = make_plan()
+  files = dict(coins=tmp_path / 'coins', digests_to=tmp_path / 'digests')
+  batches = plan.batches((X, Y), **files)
+  assert len(list(batches.as_numpy_iterator())) == STEPS
+  write_card(tmp_path, plan, batches.notes(), steps)
+  assert verify(tmp_path) == 0
+  said = capsys.readouterr().out
+  assert ('taken on 2 further batch' in said) == (steps == STEPS - 2) == ('further' in said)
+
+
 def test_one_of_both_files_is_not_enough(done, capsys):
   assert main.main(['verify', str(done / 'card.json'), '--opened', str(done / 'coins')]) == 2
   assert 'go together' in capsys.readouterr().err

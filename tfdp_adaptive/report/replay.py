@@ -80,6 +80,11 @@ def _run(name: str, entry: entry_lib.Entry, saved: Dict[str, Any], size: int,
       f'{name}: the coins are the ones that the ledger named before the first step, and all '
       f'{entry.steps} batches follow from them'
       + ('; a record is the same whenever it is drawn.' if fixed else '.')))
+  further = len(lines) - entry.steps
+  if further:
+    yield Finding(card_checks.UNKNOWN, (
+        f'{name}: whether steps were taken on {further} further batch(es), which were drawn. The '
+        'card has no steps for them. Reading ahead draws such batches, and so does resuming.'))
 
 
 def _pass(
