@@ -8,7 +8,9 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.advice import experiment as experiment_lib
+from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.advice import recommend as recommend_lib
+from tfdp_adaptive.advice import recommendation
 from tfdp_adaptive.advice import search as search_lib
 from tfdp_adaptive.advice import settings as settings_lib
 
@@ -158,6 +160,22 @@ def test_code_trains_what_is_proposed(found):
   assert names['plan'].noise_multiplier == pytest.approx(found.plan.noise_multiplier, rel=.01)
   assert f'tfdp.{found.method}(' in text and 'make_private' in text
   assert ('Normalization' in text) == (found._origin.inputs.kind != 'as given')
+
+
+@pytest.mark.parametrize('whole', [False, True])
+def test_code_scales_images_and_trains_them(whole):
+  model = keras.Sequential([
+      layers.Input([4, 4, 1]), layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(1)])
+  x = np.random.default_rng(0).normal(size=[40, 4, 4, 1]).astype(np.float32)
+  y = x.sum((1, 2))
+  scaled = inputs_lib.all_of(2 + 3 * x)['scaled']
+  origin = recommendation.Origin(
+      model, 'mse', x, y, () if whole else inputs_lib.chain(model, x), 0, scaled, ((),), (.01, 8))
+  one = recommendation.Recommendation(None, None, {}, (), (), '', origin)
+  names = dict(keras=keras, model=model, loss='mse', public=(x, y))
+  exec(one.code(), names)  # pylint: disable=exec-used
+  before = model(scaled(x)).numpy()
+  np.testing.assert_allclose(names['model'](x), before, atol=1e-5)
 
 
 @pytest.mark.parametrize('wrong, text', [

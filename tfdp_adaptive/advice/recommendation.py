@@ -182,26 +182,31 @@ class Recommendation:
   def code(self) -> str:
     """Returns the proposal as lines of Keras, for your own program."""
     origin, inputs = self._origin, self._origin.inputs
-    lines = ['x, y = public']
-    if set(map(id, origin.layers)) - set(map(id, origin.model.layers)):  # See `inputs.chain`.
-      lines += ['last = model.layers[-1]', 'layers = [keras.Model(model.inputs, last.input), last]']
-    elif origin.layers:
-      lines.append("layers = [one for one in model.layers if type(one).__name__ != 'InputLayer']")
+    lines, front = ['x, y = public'], origin.front
+    if inputs.kind != inputs_lib.AS_GIVEN or origin.last:
+      if set(map(id, origin.layers)) - set(map(id, origin.model.layers)):  # See `inputs.chain`.
+        lines.append('last = model.layers[-1]')
+        found = '[keras.Model(model.inputs, last.input), last]'
+      else:
+        found = ("[one for one in model.layers if type(one).__name__ != 'InputLayer']"
+                 if origin.layers else '[model]')
+      lines.append(f'layers = {found}')
     if inputs.kind != inputs_lib.AS_GIVEN:
       lines += [f'scale = keras.layers.Normalization(mean={_listed(inputs.mean)},',
                 f'                                   variance={_listed(inputs.variance)})']
       if inputs.matrix is not None:
-        before = [f'keras.Sequential(layers[:{origin.front}])(x)', 'x'][not origin.front]
-        lines += [f'covariance = np.cov(np.transpose(scale({before})))',
+        features = f'keras.Sequential(layers[:{front}])(x)' if front else 'x'
+        lines += [f'covariance = np.cov(np.transpose(scale({features})))',
                   'values, vectors = np.linalg.eigh(covariance)',
                   'whiten = keras.layers.Dense(len(values), use_bias=False, trainable=False)',
                   'whiten.build([None, len(values)])',
                   f'scales = np.sqrt(np.maximum(values, 0) + {inputs.ridge:.4g})',
                   'whiten.set_weights([vectors / scales @ vectors.T])']
       scales = 'scale, whiten' if inputs.matrix is not None else 'scale'
-      lines.append(f'model = keras.Sequential([*layers[:{origin.front}], {scales}, '
-                   f'*layers[{origin.front}:]])' if origin.layers else
-                   f'model = keras.Sequential([{scales}, model])')
+      before, after = (f'*layers[:{front}], ', f'*layers[{front}:]') if front else ('', '*layers')
+      # Without an input, Keras would build the scale inside the graph of `fit`.
+      lines += ['model = keras.Sequential([',
+                f'    keras.layers.Input(x.shape[1:]), {before}{scales}, {after}])']
     if origin.weights:
       rate, steps = origin.recipe
       count = len(tf.nest.flatten(origin.y)[0])
