@@ -235,6 +235,32 @@ def test_later_folds_train_on_the_public_examples_as_long_as_the_first_ones(
   assert experiment.recipes == {'as given': (.5, 64)}
 
 
+def test_the_first_training_on_the_public_examples_has_more_time_than_the_others(
+    experiment, monkeypatch):
+  """Each look takes 5 of 100 seconds, and more steps are always better."""
+  time, clock = [0.0], None
+
+  def plainly(*_):
+    for step in experiment_lib._ALONE_STEPS:
+      time[0] += 5
+      clock.check('')
+      yield step
+
+  monkeypatch.setattr(settings_lib, 'now', lambda: time[0])
+  clock = settings_lib.Clock(100.0, 0)
+  for name, value in (('alone', {}), ('recipes', {}), ('_ahead', {}), ('_curves', {}),
+                      ('_clock', clock), ('plainly', plainly)):
+    monkeypatch.setattr(experiment, name, value)
+  monkeypatch.setattr(experiment, '_looked', lambda kind, fold, step: (
+      np.full(8, 1 / step), 0.0, ()))
+  for began, ended in ((0.0, 65.0), (25.0, 40.0)):
+    time[0] = began
+    with pytest.raises(settings_lib.OutOfTime):
+      experiment.try_alone('as given', began + 1, [0])
+    assert time[0] == ended
+  assert experiment.recipes == {'as given': (1.0, 362)}
+
+
 def test_equal_examples_are_in_one_fold():
   x = np.repeat(np.arange(12.0), 5)[:, None]
   parts = experiment_lib._folds((x, 2 * x), np.random.default_rng(0))

@@ -44,7 +44,8 @@ _ALONE_STEPS = tuple(round(2**(i / 2)) for i in range(6, 25))
 _PATIENCE = 3  # which ends when so many of these numbers were no better.
 _LATER = 4  # It also ends after so many times the way (rate * steps) of a better training.
 _LEAST_STEPS = 64  # Steps on the public examples alone before time may end them.
-_ALONE = .35  # Share of the time at which these trainings end.
+_FIRST = .6  # Share of the time at which the first of these trainings ends,
+_ALONE = .35  # and at which the others end.
 ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
@@ -269,7 +270,7 @@ class Experiment:
         late = 0 if loss < least[0] else late + 1
         least = min(least, (loss, rate * steps))
         if steps >= _LEAST_STEPS or self.alone:
-          self._clock.allow(_ALONE)
+          self._clock.allow(_ALONE if self.alone else _FIRST)
         if steps >= equal and (
             late >= _PATIENCE or rate * steps >= _LATER * soon and least[0] > ahead):
           break
