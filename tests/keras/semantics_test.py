@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import bookkeeping
 
 keras, L = compat.keras, compat.keras.layers
 RNG = np.random.default_rng(0)
@@ -187,6 +188,19 @@ def test_a_gradient_inside_call_is_that_of_a_tape(jit):
   model.train_on_batch(X, Y)
   for old, new, gradient in zip(before, model.trainable_variables, want):
     np.testing.assert_allclose(old - np.array(new), gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.both_stacks
+@pytest.mark.parametrize('activation, loss, y', [
+    ('softmax', 'sparse_categorical_crossentropy', np.arange(N) % 3),
+    ('sigmoid', 'binary_crossentropy', np.arange(3 * N).reshape(N, 3) % 2)])
+def test_sure_predictions_are_no_reason_to_leave_book_keeping(activation, loss, y):
+  """Keras takes a loss from logits where it knows them; probabilities would be 1e-7 at least."""
+  model = tfdp.make_private(keras.Sequential([L.Input([4]), L.Dense(3, activation)]))
+  model.set_weights([100 * RNG.normal(size=[4, 3]), np.zeros(3)])
+  model.compile(still(), loss)
+  model.train_on_batch(X, y)
+  assert bookkeeping.supports(model) == (True, '')
 
 
 def test_the_comparison_is_off_by_name_and_said():

@@ -99,12 +99,13 @@ def _loss_of(model: compat.Model, compiled: Tuple[Any, Any], one: interface.Batc
 
 
 def _row(i: int, tree: trees.Tree) -> Any:
-  """Returns a batch of example i alone, with its masks."""
+  """Returns a batch of example i alone, with its masks and the logits that Keras remembers."""
 
   def row(tensor: tf.Tensor) -> tf.Tensor:
     one = tensor[i:i + 1]
-    if getattr(tensor, '_keras_mask', None) is not None:
-      one._keras_mask = tensor._keras_mask[i:i + 1]
+    for name in ('_keras_mask', '_keras_logits'):
+      if getattr(tensor, name, None) is not None:
+        setattr(one, name, getattr(tensor, name)[i:i + 1])
     return one
 
   return trees.map(row, tree)
