@@ -133,6 +133,7 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
   """
   model, made, found = task.build(), recommend_lib.proposed, {}
   weights, began = model.get_weights(), settings_lib.now()
+  trainable = [layer.trainable for layer in model.layers]
 
   def both(origin: Any, search: Any) -> Any:
     found['proposed'] = made(origin, search)
@@ -155,6 +156,8 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
 
   def trained(one: Any) -> Dict[str, float]:
     model.set_weights(weights)
+    for layer, value in zip(model.layers, trainable):  # The other one may have frozen some.
+      layer.trainable = value
     private = one.model
     if one.plan is not None:
       private.compile(one.optimizer(), task.loss)
@@ -166,7 +169,7 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
 
   one = found['proposed']
   print(one, flush=True)
-  declined = trained(found['declined'])  # The last layer alone trains afterwards, if at all.
+  declined = trained(found['declined'])
   return dict(end=trained(one), proposed=one.reasons[0].split(': ')[1], declined=declined,
               estimates={row.name: round(row.loss, 4) for row in one.rows},
               interval=round(one.rows[1].interval or one.rows[0].interval, 4),
