@@ -11,7 +11,7 @@ import tfdp_adaptive
 INNER = {
     'advice': (
         'clipping.bookkeeping clipping.engines clipping.interface clipping.losses '
-        'clipping.public contract independence.disclosures independence.validation '
+        'contract independence.disclosures independence.validation '
         'keras.first_step keras.named_optimizers keras.private mechanisms.workload private_rule '
         'terms'),
     'audit': (

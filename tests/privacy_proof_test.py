@@ -40,7 +40,7 @@ RECORDS = {
         'clipping.engines.record_gradients', 'clipping.materialized.layered',
         'clipping.materialized.layered.block',
         'clipping.materialized._project'},
-    'public records, which rules may see': {'clipping.public.gradients'},
+    'public records, which rules may see': {'clipping.engines.public_gradients'},
     'the step of a private model': {'keras.step.clip'},
     'one record of a query, at its owner\'s': {
         'private_rule.PrivateRule.record'},

@@ -230,7 +230,7 @@ class Rule(NamedTuple):
       by `-learning_rate * direction`.
     asks: The clipped sums to compute at every step.
     public: None, 'mean', 'records' or 'factors': the public gradients at the current
-      parameters that `query` and `update` need, or their factors; see `clipping.public`.
+      parameters that `query` and `update` need, or their factors; see `clipping.engines`.
     public_due: For a rule that needs factors, `state -> []` bool: whether this step needs them.
       In other steps, the factors may be zeros. None if all steps need them. The function reads the
       state of this rule, so a wrapper with another state must not use it unchanged.

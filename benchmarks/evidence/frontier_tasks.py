@@ -29,7 +29,7 @@ import tensorflow as tf
 from tfdp_adaptive import contract
 from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive import rules
-from tfdp_adaptive.clipping import factored_sums
+from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.examples import synthetic
 from tfdp_adaptive.rules import following_clip
@@ -115,7 +115,7 @@ def clipped(
     scales = list(query.scale) or [()] * len(SPECS)
     inside = [one.transformed(scale) if isinstance(scale, contract.Kronecker) else one
               for one, scale in zip(of_layers, scales)]
-    answers.append(factored_sums.clip_factors(SPECS, inside, mask, ask, query, clip))
+    answers.append(bookkeeping.clip_factors(SPECS, inside, mask, ask, query, clip))
   return zip(*answers)
 
 

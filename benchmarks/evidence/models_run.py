@@ -18,7 +18,6 @@ from tfdp_adaptive import privatizer as privatizer_lib
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
-from tfdp_adaptive.clipping import public as public_lib
 
 DELTA = 1e-5
 TUNING_SEED, SEEDS = 1, (11, 12, 13)
@@ -81,7 +80,7 @@ class Runner:
     def step(x: Any, y: Any, mask: Any, rate: Any, clip: Any, state: Any, private: Any) -> Any:
       unit = 1.0 if scaled else clip
       scaled_loss = lambda *args: loss(*args) / unit
-      found = () if rule.public is None else public_lib.when_due(
+      found = () if rule.public is None else engines.public_gradients_when_due(
           rule, self.model, scaled_loss, *public, state)
       queries = rule.query(state, found)
       if scaled:

@@ -19,7 +19,7 @@ from scipy import optimize
 from scipy import special
 from scipy import stats
 
-from tfdp_adaptive.accounting import secret_bins
+from tfdp_adaptive.accounting import second_accountant
 
 _AT, _WEIGHT = np.polynomial.legendre.leggauss(24)
 
@@ -144,7 +144,7 @@ class Allocation(Oracle):
   def _refine(self, times):
     if times > 1:
       raise RuntimeError('The integral asks for finer cells.')
-    ratio, mass = secret_bins.SecretBins(((self.bins, 1 / self.sigma),)).ratios()
+    ratio, mass = second_accountant.SecretBins(((self.bins, 1 / self.sigma),)).ratios()
     present = ratio * mass
     loss = np.log(ratio)
     spread = math.sqrt(np.average((loss - np.average(loss, weights=present))**2, weights=present))

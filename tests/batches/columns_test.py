@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.batches import columns as columns_lib
+from tfdp_adaptive.batches import sources
 from tfdp_adaptive.privacy import plan as plan_lib
 
 N = 20
@@ -85,4 +85,4 @@ def test_wrong_columns_are_refused(data, columns, words):
 
 
 def test_columns_that_are_not_chosen_are_not_converted():
-  assert columns_lib.chosen(Rows(), 'text')[3] == 'text 3'
+  assert sources.columns_of(Rows(), 'text')[3] == 'text 3'

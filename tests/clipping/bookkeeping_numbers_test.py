@@ -9,7 +9,6 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive.clipping import bookkeeping
-from tfdp_adaptive.clipping import factored_sums
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import protocol
@@ -223,7 +222,7 @@ def test_tied_tables_whose_squares_overflow():
     scale = tf.constant(10.0 ** rng.uniform(-1, 1, (7, 5)), tf.float32)
     gradient = np.asarray(factor.explicit().gradient(), np.float64)
     for given, s in (((), 1.0), (scale, np.asarray(scale, np.float64))):
-      (norm,), (unit,), (size,) = factored_sums.norms_of(
+      (norm,), (unit,), (size,) = bookkeeping.norms_of(
           [factor], [given], tf.zeros([4], tf.float64))
       np.testing.assert_allclose(norm, np.sqrt(np.sum(np.square(s * gradient), (1, 2))), rtol=1e-5)
       np.testing.assert_allclose(
@@ -240,7 +239,7 @@ def test_a_geometry_whose_squares_underflow():
                       tf.constant(size**.5, shape=[2, 1, 3]), (2, 3)),
         rows.Rows(tf.constant([[0], [1]]), tf.constant(size, shape=[2, 1, 3]), (2, 3))):
       s = tf.constant(scale, shape=factor.shape)
-      (norm,), _, _ = factored_sums.norms_of([factor], [s], tf.zeros([2], tf.float64))
+      (norm,), _, _ = bookkeeping.norms_of([factor], [s], tf.zeros([2], tf.float64))
       count = 6 if not isinstance(factor, rows.Rows) else 3
       assert np.all(norm >= 0.999 * size * scale * np.sqrt(count))
 
@@ -274,7 +273,7 @@ def test_steps_that_overflow_and_cancel_are_no_record():
   inputs = tf.constant([[[1e25], [1e25]], [[1.0], [2.0]]])
   cotangents = tf.constant([[[1e25], [-1e25]], [[1.0], [1.0]]])
   factor, one = factors.Outer(inputs, cotangents, (1, 1)), tf.ones([1, 1])
-  (norm,), (unit,), (size,) = factored_sums.norms_of(
+  (norm,), (unit,), (size,) = bookkeeping.norms_of(
       [factor], [one], tf.zeros([2], tf.float64))
   assert np.isinf(norm[0])
   np.testing.assert_allclose(norm[1], 3.0, rtol=1e-6)
@@ -357,7 +356,7 @@ def test_scales_are_squared_one_after_the_other():
   def norms(inputs, scales):
     given = [factors.Outer(x[:, tf.newaxis], x[:, tf.newaxis], (size, size))
              for x, size in zip(inputs, sizes)]
-    return factored_sums.norms_of(given, scales, tf.zeros([4], tf.float64))[0]
+    return bookkeeping.norms_of(given, scales, tf.zeros([4], tf.float64))[0]
 
   specs = [[tf.TensorSpec([count(size), size]) for size in sizes]
            for count in (lambda size: 4, lambda size: size)]

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import factored_sums
+from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import factors
 
 layers = compat.keras.layers
@@ -18,10 +18,10 @@ layers = compat.keras.layers
 @pytest.mark.parametrize('seed', range(20))
 def test_what_is_bundled_comes_apart_again(seed, monkeypatch):
   """Sums of scaled squares by bundle, and by variable in float64."""
-  monkeypatch.setattr(factored_sums, 'MANY', 1)
+  monkeypatch.setattr(bookkeeping, 'MANY', 1)
   rng = np.random.default_rng(seed)
   shapes = [tuple(rng.integers(1, 6, rng.integers(0, 3))) for _ in range(rng.integers(1, 9))]
-  shapes += [(factored_sums.SMALL,), (factored_sums.SMALL + 1,)]
+  shapes += [(bookkeeping.SMALL,), (bookkeeping.SMALL + 1,)]
   dtypes = rng.choice([np.float32, np.float64], len(shapes))
   gradients = [rng.normal(size=(3, *shape)).astype(dtype) for shape, dtype in zip(shapes, dtypes)]
   kinds = [int(kind) for kind in rng.integers(0, 2, len(shapes))]
@@ -29,21 +29,21 @@ def test_what_is_bundled_comes_apart_again(seed, monkeypatch):
            for shape, dtype, kind in zip(shapes, dtypes, kinds)]
   per_variable = [None if rng.random() < 0.2 else factors.explicit(tf.constant(g))
                   for g in gradients]
-  bundled, per_bundle = factored_sums.bundled(per_variable, kinds)
+  bundled, per_bundle = bookkeeping.bundled(per_variable, kinds)
   for bundle, factor in zip(bundled, per_bundle):
     assert len({(kinds[i], dtypes[i]) for i in bundle}) == 1
-    assert len(bundle) == 1 or all(math.prod(shapes[i]) <= factored_sums.SMALL for i in bundle)
+    assert len(bundle) == 1 or all(math.prod(shapes[i]) <= bookkeeping.SMALL for i in bundle)
     assert (factor is None) == (per_variable[bundle[0]] is None)
   small = {(kinds[i], dtypes[i]) for i, one in enumerate(per_variable)
-           if one is not None and math.prod(shapes[i]) <= factored_sums.SMALL}
+           if one is not None and math.prod(shapes[i]) <= bookkeeping.SMALL}
   assert len(small) == sum(  # As few as there can be.
-      math.prod(shapes[first]) <= factored_sums.SMALL and per_variable[first] is not None
+      math.prod(shapes[first]) <= bookkeeping.SMALL and per_variable[first] is not None
       for first, *_ in bundled)
   weights = rng.uniform(size=3)
   totals = [None if factor is None else factor.squared_sum(tf.constant(weights), one)
-            for factor, one in zip(per_bundle, factored_sums.flat(scale, bundled))]
+            for factor, one in zip(per_bundle, bookkeeping.flat(scale, bundled))]
   variables = [tf.Variable(np.zeros(shape, dtype)) for shape, dtype in zip(shapes, dtypes)]
-  for i, total in enumerate(factored_sums.apart(totals, bundled, variables)):
+  for i, total in enumerate(bookkeeping.apart(totals, bundled, variables)):
     scaled = gradients[i].astype(float) * (scale[i] if kinds[i] else 1)
     weighted = weights.reshape([3] + [1] * len(shapes[i])) * scaled
     exact = np.sum(weighted**2, 0) if per_variable[i] is not None else np.zeros(shapes[i])
@@ -52,10 +52,10 @@ def test_what_is_bundled_comes_apart_again(seed, monkeypatch):
 
 
 def test_few_small_variables_are_not_copied():
-  few = [factors.explicit(tf.ones([3, 5])) for _ in range(factored_sums.MANY - 1)]
-  assert factored_sums.bundled(few, [0] * len(few)) == ([(i,) for i in range(len(few))], few)
+  few = [factors.explicit(tf.ones([3, 5])) for _ in range(bookkeeping.MANY - 1)]
+  assert bookkeeping.bundled(few, [0] * len(few)) == ([(i,) for i in range(len(few))], few)
   more = [*few, few[0]]
-  assert len(factored_sums.bundled(more, [0] * len(more))[0]) == 1
+  assert len(bookkeeping.bundled(more, [0] * len(more))[0]) == 1
 
 
 def test_more_small_variables_take_few_more_operations():
@@ -68,7 +68,7 @@ def test_more_small_variables_take_few_more_operations():
 
     def norms_and_sums(*gradients):
       given = [factors.explicit(t) for t in gradients]
-      sums, _ = factored_sums.clip_factors(
+      sums, _ = bookkeeping.clip_factors(
           model.trainable_variables, given, tf.fill([4], True), *[one for one, in asked])
       return sums.total
 
@@ -82,8 +82,8 @@ def test_more_small_variables_take_few_more_operations():
 
 def test_bundles_are_of_bounded_size():
   """Adapters of a large model are many small variables: held twice, they would fill the memory."""
-  given = [factors.explicit(tf.zeros([2, factored_sums.SMALL])) for _ in range(100)]
-  bundled, per_bundle = factored_sums.bundled(given, [0] * 100)
+  given = [factors.explicit(tf.zeros([2, bookkeeping.SMALL])) for _ in range(100)]
+  bundled, per_bundle = bookkeeping.bundled(given, [0] * 100)
   assert [i for bundle in bundled for i in bundle] == list(range(100))
-  assert len(bundled) == -(-100 * factored_sums.SMALL // factored_sums.FULL)
-  assert all(factor.shape[0] < factored_sums.FULL + factored_sums.SMALL for factor in per_bundle)
+  assert len(bundled) == -(-100 * bookkeeping.SMALL // bookkeeping.FULL)
+  assert all(factor.shape[0] < bookkeeping.FULL + bookkeeping.SMALL for factor in per_bundle)

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdp_adaptive import compat
+from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import factors
-from tfdp_adaptive.clipping import public
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping.layers import convolution
 from tfdp_adaptive.rules import kfc
@@ -85,7 +85,7 @@ def test_of_a_model():
   e1 = (e2 @ second.T) * (1 - hidden**2)
   expected = [(moment(x), moment(e1)), (np.mean(e1**2, 0),), (moment(hidden), moment(e2)),
               (np.mean(e2**2, 0),)]
-  got = public.gradients('factors', model, oracle.squared_error, x, y)
+  got = engines.public_gradients('factors', model, oracle.squared_error, x, y)
   for pair, wanted in zip(got, expected):
     for a, b in zip(pair, wanted):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
@@ -102,7 +102,8 @@ def test_every_other_kind_of_layer_has_sides_of_its_shape():
   model = keras.Model(inputs, layers.GlobalAveragePooling1D()(x))
   x = tf.constant(RNG.normal(size=(3, 4, 6)), tf.float32)
   y = tf.zeros([3, 5])
-  found = tf.function(lambda: public.gradients('factors', model, oracle.squared_error, x, y))()
+  found = tf.function(lambda: engines.public_gradients(
+      'factors', model, oracle.squared_error, x, y))()
   for variable, leaf in zip(model.trainable_variables, found):
     assert [one.shape.as_list() for one in leaf] == [list(s) for s in kfc.sides(variable.shape)]
     assert all(np.all(np.isfinite(one)) for one in leaf)
@@ -122,4 +123,5 @@ def test_a_model_that_cannot_be_seen_is_refused():
   model = Own()
   model(tf.ones([2, 3]))
   with pytest.raises(ValueError, match='engine can see'):
-    public.gradients('factors', model, oracle.squared_error, tf.ones([2, 3]), tf.ones([2, 3]))
+    engines.public_gradients(
+        'factors', model, oracle.squared_error, tf.ones([2, 3]), tf.ones([2, 3]))

@@ -12,7 +12,7 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses
 from tfdp_adaptive.clipping import materialized
-from tfdp_adaptive.compat import layers as compat_layers
+from tfdp_adaptive.compat import model
 
 keras = compat.keras
 N, T, K = 5, 3, 4
@@ -36,7 +36,7 @@ def _nothing_loops(monkeypatch):
     raise AssertionError('A loop over records.')
 
   monkeypatch.setattr(tf, 'vectorized_map', strict)
-  for module in (compat, compat_layers):
+  for module in (compat, model):
     monkeypatch.setattr(module, 'looped', refused)
 
 

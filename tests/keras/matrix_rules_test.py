@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.clipping import public as public_lib
+from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.independence import validation
 
 keras = compat.keras
@@ -91,8 +91,8 @@ def test_mixed_precision_is_near_single(name, dtype):
 
 
 def test_public_data_are_looked_at_when_sides_are_made_anew(monkeypatch):
-  looks, second_moments = [], public_lib.second_moments
-  monkeypatch.setattr(public_lib, 'second_moments', lambda *given: (
+  looks, second_moments = [], engines.public_second_moments
+  monkeypatch.setattr(engines, 'public_second_moments', lambda *given: (
       looks.append(int(given[0].optimizer.steps_done)), second_moments(*given))[1])
   model = compiled('DPKFC', run_eagerly=True)
   trained(model, STEPS)

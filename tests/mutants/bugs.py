@@ -160,7 +160,7 @@ _BY_FILE = {
          'whole = tf.ones([], relative.dtype)', 'A rule could ask for more than one clip norm.',
          'rules/grouped_test.py clipping/grouped_engines_test.py'),
     ],
-    'tfdp_adaptive/clipping/factored_sums.py': [
+    'tfdp_adaptive/clipping/bookkeeping.py': [
         ('groups in one bundle', 'alike = factor.parts[0].dtype, kind',
          'alike = factor.parts[0].dtype',
          'A group would be clipped with variables that are not its own.',
@@ -478,9 +478,11 @@ _BY_FILE = {
         ('two draws in one step', '(low > 0) & (low % MOST_ROWS == 0)', '(low > 0)',
          'Rows may have been left out by all.', 'keras/replicas_test.py'),
     ],
-    'tfdp_adaptive/batches/views.py': [
+    'tfdp_adaptive/batches/padding.py': [
         ('a view counts like an example', 'w / np.float32(self.count)', 'w',
          'A record is the mean of its views, and a user that of its examples.', _VIEWS),
+        ('padding that is counted', 'value[...] = empty', 'value[...] = 0',
+         'Metrics count rows of padding as records of weight zero.', 'keras/semantics_test.py'),
     ],
     'tfdp_adaptive/clipping/chunks.py': [
         ('sums over views', 'lambda w: repeat(w) / views', 'lambda w: repeat(w)',
@@ -534,10 +536,6 @@ _BY_FILE = {
         ('no time for the public examples', 'self._clock.allow(math.inf)',
          'self._clock.allow(_SEARCH)',
          'A model that is not trained would be proposed.', 'advice/recommendation_test.py'),
-    ],
-    'tfdp_adaptive/batches/padding.py': [
-        ('padding that is counted', 'value[...] = empty', 'value[...] = 0',
-         'Metrics count rows of padding as records of weight zero.', 'keras/semantics_test.py'),
     ],
     'tfdp_adaptive/batches/digests.py': [
         ('digests of guessed records', "f'tfdp_adaptive.records {key}'", "'tfdp_adaptive.records'",

@@ -19,7 +19,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import queries
 from tfdp_adaptive.noise import keys
 from tfdp_adaptive.noise import streams
-from tfdp_adaptive.queries import sums
+from tfdp_adaptive.queries import mechanism_sum
 
 tree_aggregation = compat.privacy_module('tree_aggregation')
 NODE_STD = 5.0  # NOISE_STD of the tests whose noise is a function without a known spread.
@@ -73,7 +73,7 @@ def tree_query(cumulative):
   return build
 
 
-class FromTemplate(sums.SumAggregationDPQuery):
+class FromTemplate(mechanism_sum.SumAggregationDPQuery):
   """`make(specs)`, with the specs of the template; states do not depend on them."""
 
   def __init__(self, make):

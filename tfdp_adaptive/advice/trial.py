@@ -22,7 +22,6 @@ from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
-from tfdp_adaptive.clipping import public as public_lib
 from tfdp_adaptive.keras import first_step
 from tfdp_adaptive.trees import Scalar
 from tfdp_adaptive.trees import Tree
@@ -191,7 +190,7 @@ class Trial:
   def _public(self, rule: contract.Rule, x: Tree, y: Tree, state: Tree) -> Tree:
     if rule.public is None:
       return ()
-    return public_lib.when_due(rule, self.model, self.loss, x, y, state)
+    return engines.public_gradients_when_due(rule, self.model, self.loss, x, y, state)
 
   def _clipped(self, name: str, private: private_rule.PrivateRule, request: interface.Request,
                x: Tree, y: Tree) -> Tuple[Tree, tf.Tensor]:
@@ -241,7 +240,7 @@ class Trial:
       own_x, own_y = rows_of(x, rows), rows_of(y, rows)
       if name == ADAM:
         mean = [tf.cast(part, spec.dtype) for part, spec in zip(
-            public_lib.gradients('mean', self.model, self.loss, own_x, own_y), self.specs)]
+            engines.public_gradients('mean', self.model, self.loss, own_x, own_y), self.specs)]
         direction, own = rule.update(kept.rule, (contract.Release(mean, tf.zeros([])),), ())
         kept = kept._replace(rule=own)
       else:

@@ -23,7 +23,6 @@ from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.batches import users as users_lib
-from tfdp_adaptive.batches import views as views_lib
 from tfdp_adaptive.batches import workers
 
 # The part of an expected batch to whose multiples `fit` pads. What convolutions prepare for each
@@ -56,7 +55,7 @@ class Batches(passes.Lazy):
   start_step: Union[int, Callable[[], int]] = 0
   pad_to: Optional[int] = None
   class_weight: Optional[Mapping[int, float]] = None
-  views: Optional[views_lib.Views] = None
+  views: Optional[padding.Views] = None
   replica_rows: workers.ReplicaRows = workers.ReplicaRows()
   beside: bool = False
   signature: Any = None
@@ -304,6 +303,6 @@ def of_plan(plan: terms_lib.Terms, data: sources.Data, *, users: Optional[users_
   records = users_lib.of(plan, source, users, examples_per_user, record)
   log = None if digests_to is None else digests.Log(digests_to, run, plan, len(records))
   result = Batches(plan, records, run, start_step, pad_to, log=log,
-                   views=views_lib.of(source, augment, views))
+                   views=padding.views_of(source, augment, views))
   source.warn_of_copies()
   return result if strategy is None else workers.Distributed(strategy, result)

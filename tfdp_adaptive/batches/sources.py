@@ -3,11 +3,14 @@
 
 A source is an array or memory map; an object whose `__len__` and `__getitem__` give single records
 (a grain source, a Hugging Face data set); a Keras `Sequence` or `PyDataset`, which gives batches;
-or a tuple or dict of these.
+or a tuple or dict of these. `columns_of` chooses columns of records that are dicts, as those of
+Hugging Face data sets and grain.
 """
 
+from __future__ import annotations
+
 import hashlib
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -288,3 +291,60 @@ def _array(value: Data, axes: int = 1) -> np.ndarray:
         ', which can be read only once, and in its order. Make a `tf.data.Dataset` of it, or '
         'arrays.' if once else f', {array.ndim} axes of {array.dtype.type.__name__}.'))
   return array
+
+
+def columns_of(data: Any, columns: Nest) -> Any:
+  """Returns data whose records are the named columns of the rows of `data`.
+
+  Args:
+    data: A source whose rows are dicts, a `tf.data.Dataset` of dicts, or a dict of arrays.
+    columns: Names in the structure that `fit` takes, such as `('image', 'label')`,
+      `(('title', 'text'), 'label')`, or `'text'` for x alone. Other columns are not read.
+
+  Examples:
+    >>> columns_of({'image': [[1.]], 'label': [2], 'id': [3]}, ('image', 'label'))
+    ([[1.0]], [2])
+  """
+  if not all(isinstance(name, str) for name in leaves(columns)):
+    raise ValueError("`columns` must be names, such as ('image', 'label'). "
+                     f'Received: columns={columns!r}.')
+  if isinstance(data, tf.data.Dataset):
+    _pick(data.element_spec, columns)
+    return data.map(lambda row: _pick(row, columns))
+  if isinstance(data, Mapping):
+    return _pick(data, columns)
+  if not hasattr(data, '__getitem__') or isinstance(data, (tuple, compat.keras.utils.Sequence)):
+    raise ValueError(
+        '`columns` needs data whose rows are dicts: a source with `__len__` and `__getitem__`, a '
+        f'`tf.data.Dataset`, or a dict of arrays. Received: {type(data).__name__}.')
+  return _Columns(data, columns)
+
+
+class _Columns:
+  """Some columns of a source of rows."""
+
+  def __init__(self, rows: Any, columns: Nest) -> None:
+    self._rows, self._columns = rows, columns
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, number: int) -> Any:
+    return _pick(self._rows[number], self._columns)
+
+  def __getitems__(self, numbers: Sequence[int]) -> List[Any]:
+    return [_pick(row, self._columns) for row in rows(self._rows, numbers)]
+
+
+def _pick(row: object, columns: Nest) -> Any:
+  if not isinstance(row, Mapping):
+    raise ValueError(f'`columns` needs rows that are dicts. Received: a {type(row).__name__}.')
+  found: Dict[str, Any] = dict(row)
+
+  def column(name: str) -> Any:
+    if name not in found:
+      raise ValueError(f'`columns` must name columns of every row, of {sorted(found)}. '
+                       f'Received: columns={columns!r}.')
+    return found[name]
+
+  return map_structure(column, columns)

@@ -10,7 +10,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from tfdp_adaptive.compat import layers
 from tfdp_adaptive.compat import model as models
 from tfdp_adaptive.compat import stack
 from tfdp_adaptive.compat import strategy
@@ -117,7 +116,7 @@ def counting(
     for some, weight in zip(unweighted, of_outputs):
       for metric in tf.nest.flatten(some):
         if metric is not None:
-          swapped.enter_context(layers.swapped(metric, update_state=(
+          swapped.enter_context(models.swapped(metric, update_state=(
               lambda y, p, sample_weight=None, own=metric.update_state, weight=weight: own(
                   y, p, sample_weight=weight))))
     yield

@@ -18,7 +18,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.keras.backups import BackupAndRestore as BackupAndRestore
-from tfdp_adaptive.keras.histograms import TensorBoardHistograms as TensorBoardHistograms
+from tfdp_adaptive.keras.diagnostics import TensorBoardHistograms as TensorBoardHistograms
 from tfdp_adaptive.report import card_page
 
 _CHECK_EVERY = 20  # Steps.

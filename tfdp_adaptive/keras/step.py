@@ -24,7 +24,6 @@ from tfdp_adaptive.clipping import chunks
 from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import losses as losses_lib
-from tfdp_adaptive.clipping import public as public_lib
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import diagnostics
 from tfdp_adaptive.keras import fixed_part
@@ -60,7 +59,7 @@ def train_step(model: compat.Model, data: trees.Tree) -> Dict[str, tf.Tensor]:
   public = None
   if optimizer.rule.public is not None:
     public = functools.partial(
-        public_lib.when_due, optimizer.rule, model, loss, *optimizer.public_batch())
+        engines.public_gradients_when_due, optimizer.rule, model, loss, *optimizer.public_batch())
   state, request, public = query(optimizer, variables, batch.x, public)
   if optimizer.plan is not None and optimizer.plan.whole_users:
     optimizer.run.say(examples_per_user=batch.examples.shape[1] // views)

@@ -218,10 +218,10 @@ class PrivacyPlan(terms.Terms):
       raise ValueError('`data` must be one argument: a tuple `(x, y)` or `(x, y, sample_weight)`. '
                        f'Received: {1 + len(more)} arguments, as for `fit`.')
     from tfdp_adaptive.batches import batches  # pylint: disable=g-import-not-at-top
-    from tfdp_adaptive.batches import columns as columns_lib  # pylint: disable=g-import-not-at-top
+    from tfdp_adaptive.batches import sources
     from tfdp_adaptive.independence import disclosures  # pylint: disable=g-import-not-at-top
     made = batches.of_plan(
-        self, data if columns is None else columns_lib.chosen(data, columns), users=users,
+        self, data if columns is None else sources.columns_of(data, columns), users=users,
         examples_per_user=examples_per_user, record=record, cache=cache, start_step=start_step,
         pad_to=pad_to, coins=coins, digests_to=digests_to, changing=changing, augment=augment,
         views=views, strategy=strategy)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Optional, Tuple
 import dp_accounting
 import tensorflow as tf
 
+from tfdp_adaptive import compat
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import noise as noise_lib
@@ -15,10 +16,17 @@ from tfdp_adaptive import trees
 from tfdp_adaptive import weights
 from tfdp_adaptive.clipping import choices
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.queries import sums
+
+_dp_query = compat.privacy_module('dp_query')
+if _dp_query is None:
+  raise ModuleNotFoundError(
+      '`tfdp_adaptive.queries` needs tensorflow_privacy. Install it with '
+      '`pip install --no-deps --ignore-requires-python tensorflow-privacy==0.9.0`.')
+
+SumAggregationDPQuery: Any = _dp_query.SumAggregationDPQuery
 
 
-class MechanismSumQuery(sums.SumAggregationDPQuery):
+class MechanismSumQuery(SumAggregationDPQuery):
   """Releases `sum_t + stddev * (C^-1 Z)_t`, or the running sum of that.
 
   For a clip norm that adapts to a quantile of the records' norms, use `RuleQuery` with

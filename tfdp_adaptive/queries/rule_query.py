@@ -21,7 +21,7 @@ from tfdp_adaptive import private_rule
 from tfdp_adaptive import privatizer
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import choices
-from tfdp_adaptive.queries import sums
+from tfdp_adaptive.queries import mechanism_sum
 
 
 def check_rule(rule: contract.Rule) -> None:
@@ -46,7 +46,7 @@ def _check_participations(rule: contract.Rule, most: Optional[int]) -> None:
         f'Received: plan=None, max_participations={most}.')
 
 
-class RuleQuery(sums.SumAggregationDPQuery):
+class RuleQuery(mechanism_sum.SumAggregationDPQuery):
   """The `DPQuery` of a rule. Its result is the rule's direction; subtract it from the weights.
 
   Records are gradient-like (`initial - final` for model updates). Every record is scaled as the
