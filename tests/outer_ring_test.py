@@ -15,7 +15,7 @@ INNER = {
         'keras.first_step keras.named_optimizers keras.private mechanisms.workload private_rule '
         'terms'),
     'audit': (
-        'accounting.cost accounting.second_accountant batches.sources batches.tags contract '
+        'accounting.gaussian accounting.second_accountant batches.sources batches.tags contract '
         'keras.model keras.optimizer keras.private noise.keys noise.streams '
         'privacy.plan_checks'),
     'cli': (
@@ -34,7 +34,7 @@ INNER = {
         'clipping.choices clipping.projection contract noise private_rule '
         'privatizer weights'),
     'report': (
-        'accounting.meaning accounting.second_accountant batches.digests '
+        'accounting.gaussian accounting.second_accountant batches.digests '
         'batches.sampling_seed batches.tags privacy.card privacy.entry privacy.statement '
         'privacy.weight_digests terms'),
 }

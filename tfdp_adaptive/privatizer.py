@@ -23,7 +23,7 @@ from tfdp_adaptive import noise as noise_lib
 from tfdp_adaptive import terms
 from tfdp_adaptive import trees
 from tfdp_adaptive import weights
-from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.noise import keys
 
 
@@ -77,7 +77,7 @@ def settings(
                        f'Received: {numbers}.')
     chosen = {**fixed, **numbers, 'adjacency': 'zero_out' if adjacency is None else adjacency}
     _check(chosen)
-  independent_noise = (type(None), families.IndependentGaussian)
+  independent_noise = (type(None), toeplitz.IndependentGaussian)
   if rule.independent_noise and not isinstance(chosen['mechanism'], independent_noise):
     raise ValueError(f'The rule {rule.name} is only private, or only correct, with independent '
                      f"noise. Received: mechanism={chosen['mechanism']!r}.")
@@ -132,7 +132,7 @@ class Privatizer:
     self.noise_multiplier = float(noise_multiplier)
     self.batch_size = float(batch_size)
     self.adjacency = adjacency
-    mechanism = families.IndependentGaussian() if mechanism is None else mechanism
+    mechanism = toeplitz.IndependentGaussian() if mechanism is None else mechanism
     limits = [n for n in (steps, mechanism.steps) if n is not None]
     self.steps = min(limits) if limits else None
     for ask in self._asks:

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from tfdp_adaptive import checks
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import cost
-from tfdp_adaptive.accounting import meaning
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling as sampling_lib
 from tfdp_adaptive.accounting import scheme as scheme_lib
 from tfdp_adaptive.advice import choice
@@ -102,7 +102,7 @@ class _Search:
   def guess(self, groups: int) -> float:
     """The error by the central limit theorem, which is near the truth for many small losses."""
     q = self._plan.batch_size * groups / scheme_lib.population(self._plan)
-    mu = meaning.gaussian_mu(self._target, self._plan.target_delta)
+    mu = gaussian.mu_of(self._target, self._plan.target_delta)
     count = -(-self._plan.steps // groups)
     coins = sampling_lib.CyclicPoisson(groups)
     return self._trial(coins, coins)[1] / math.sqrt(math.log1p(mu**2 / (q**2 * count)))

@@ -13,6 +13,7 @@ from scipy import integrate
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -49,7 +50,7 @@ def normal(mean, std):
     (0.134466, 3.0, 1e-7, 149.0927),
 ])
 def test_gaussian_epsilons_are_the_published_ones(sigma, squared_sensitivity, delta, expected):
-  got = cost.gaussian_epsilon(sigma / math.sqrt(squared_sensitivity), delta)
+  got = gaussian.epsilon(sigma / math.sqrt(squared_sensitivity), delta)
   # They were published by privacy loss distributions, which are up to 1.4e-7 above the truth.
   np.testing.assert_allclose(got, expected, rtol=4e-7)
   if CURRENT:
@@ -60,7 +61,7 @@ def test_gaussian_epsilons_are_the_published_ones(sigma, squared_sensitivity, de
 @pytest.mark.parametrize('sigma', [0.3, 1.0, 5.0, 40.0])
 @pytest.mark.parametrize('epsilon', [0.0, 0.1, 1.0, 6.0])
 def test_gaussian_delta_is_the_hockey_stick_divergence(sigma, epsilon):
-  got = cost.gaussian_delta(sigma, epsilon)
+  got = gaussian.delta(sigma, epsilon)
   oracle = hockey_stick(normal(0, sigma), normal(1, sigma), epsilon, -400, 400)
   np.testing.assert_allclose(got, oracle, rtol=2e-5, atol=1e-12)
 
@@ -68,10 +69,10 @@ def test_gaussian_delta_is_the_hockey_stick_divergence(sigma, epsilon):
 @pytest.mark.parametrize('sigma', [1e-3, 0.05, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize('delta', [1e-12, 1e-5, 0.1])
 def test_gaussian_epsilon_inverts_delta_on_the_private_side(sigma, delta):
-  epsilon = cost.gaussian_epsilon(sigma, delta)
-  assert cost.gaussian_delta(sigma, epsilon) <= delta * (1 + 1e-6)
+  epsilon = gaussian.epsilon(sigma, delta)
+  assert gaussian.delta(sigma, epsilon) <= delta * (1 + 1e-6)
   if epsilon:
-    assert cost.gaussian_delta(sigma, epsilon * (1 - 1e-5)) > delta
+    assert gaussian.delta(sigma, epsilon * (1 - 1e-5)) > delta
 
 
 @pytest.mark.parametrize('bands, expected', [
@@ -130,7 +131,7 @@ def test_unsampled_noise_is_in_units_of_the_sensitivity_under_both_adjacencies(a
   assert plan.event() == dp_accounting.GaussianDpEvent(1 / math.sqrt(2))
   assert plan.noise_stddev == {'zero_out': 1.0, 'replace': 2.0}[adjacency]
   np.testing.assert_allclose(
-      plan.epsilon(), cost.gaussian_epsilon(1 / math.sqrt(2), 1e-5))
+      plan.epsilon(), gaussian.epsilon(1 / math.sqrt(2), 1e-5))
 
 
 # --- Wrong variants, q = .01, sigma = 1, 1000 steps, delta = 1e-5.
@@ -145,7 +146,7 @@ def test_poisson_amplification_is_claimed_for_poisson_batches_only():
   bins = make_plan(sampling=sampling.BallsInBins(cycle=100, draws=0))
   # Ten full participations; 10.37 is what one can prove to leak from fixed-size sampling.
   assert fixed.epsilon() == bins.epsilon() == pytest.approx(
-      cost.gaussian_epsilon(1 / math.sqrt(10), 1e-5))
+      gaussian.epsilon(1 / math.sqrt(10), 1e-5))
   assert fixed.epsilon() > 10.37
 
 
@@ -294,7 +295,7 @@ def test_without_noise_there_is_no_privacy():
 def test_tiny_noise_is_accounted_for_in_reasonable_time(sigma):
   plan = make_plan(noise_multiplier=sigma, steps=10)
   assert 10 < plan.epsilon() < 1e6
-  once = cost.gaussian_epsilon(sigma, 1e-5) + math.log(0.01)  # Sampled, and seen at once.
+  once = gaussian.epsilon(sigma, 1e-5) + math.log(0.01)  # Sampled, and seen at once.
   assert once < plan.epsilon()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tfdp_adaptive.accounting import composition
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import losses
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -109,7 +110,7 @@ def test_one_step_at_any_delta(q, sigma, delta):
 def test_whole_batches_are_the_closed_form(sigma, count, delta):
   steps = (((((1.0, losses.Pair('remove', 1.0, 1 / sigma)),), count)),)
   got = composition.Composition(steps).epsilon(delta, 1e-6)
-  exact = cost.gaussian_epsilon(sigma / math.sqrt(count), delta)
+  exact = gaussian.epsilon(sigma / math.sqrt(count), delta)
   assert exact <= got <= exact * (1 + 3e-6)
 
 
@@ -171,8 +172,8 @@ def test_very_long_runs_are_answered(count):
   q = 1e-5
   epsilon = cost.epsilon(sampled(q, 1.0, count), 1e-9)
   mu = q * math.sqrt(count * math.expm1(1.0))  # The limit, as a plain Gaussian.
-  assert cost.gaussian_epsilon(1 / mu, 1e-9) * 0.98 < epsilon < 1.25 * (
-      cost.gaussian_epsilon(1 / mu, 1e-9))
+  assert gaussian.epsilon(1 / mu, 1e-9) * 0.98 < epsilon < 1.25 * (
+      gaussian.epsilon(1 / mu, 1e-9))
 
 
 @pytest.mark.pitfall(

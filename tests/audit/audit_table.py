@@ -21,7 +21,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import audit
 from tfdp_adaptive import compat
 from tfdp_adaptive import gate
-from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.audit import batch_distribution
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import changes
@@ -243,7 +243,7 @@ def alarms():
             for one in map(plan, range(SEEDS)))
   yield f'batches {law} ({SEEDS * PROBES:g})'
   mu, left = 0.78, 1 - CONFIDENCE - 2 * PROBES
-  truth = cost.gaussian_epsilon(1 / mu, white_box.DELTA)
+  truth = gaussian.epsilon(1 / mu, white_box.DELTA)
   canaries = 0
   for _ in range(SEEDS):
     included = rng.random(white_box.CANARIES) < 0.5

@@ -9,7 +9,7 @@ from scipy import special
 from scipy import stats
 
 from tfdp_adaptive import audit
-from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.audit import bounds
 
 
@@ -31,7 +31,7 @@ def test_published_values(counts, pure, approximate, gaussian):
 def test_the_estimate_of_normal_quantiles(mu, truth, estimate):
   quantiles = special.ndtri((np.arange(10_000) + 0.5) / 10_000)
   result = bounds.gaussian_estimate(quantiles + mu, quantiles, 1e-6)
-  assert cost.gaussian_epsilon(1 / mu, 1e-6) == pytest.approx(truth, abs=1e-3)
+  assert gaussian.epsilon(1 / mu, 1e-6) == pytest.approx(truth, abs=1e-3)
   assert result.epsilon == pytest.approx(estimate, abs=1e-3)
   assert result.mu == pytest.approx(mu) and result.standard_error == pytest.approx(
       math.sqrt(2) / 100, rel=1e-2)
@@ -52,7 +52,7 @@ def attack(rng, mu, count, guesses):
 @pytest.mark.parametrize('mu', [0.5, 2.0])
 def test_the_gaussian_bound_is_valid_and_closer_than_the_general_one(mu):
   rng = np.random.default_rng(1)
-  truth = cost.gaussian_epsilon(1 / mu, 1e-5)
+  truth = gaussian.epsilon(1 / mu, 1e-5)
   correct = [attack(rng, mu, 500, 250) for _ in range(150)]
   values = {c: bounds.one_run_gaussian_epsilon(c, 250, 500, 1e-5) for c in set(correct)}
   refuted = np.mean([values[c] > truth for c in correct])
@@ -68,7 +68,7 @@ def test_the_gaussian_bound_by_its_recursion():
 
   def rejects(epsilon):
     mu = [m for m in np.linspace(0.01, 6, 6000)
-          if cost.gaussian_epsilon(1 / m, delta) <= epsilon][-1]
+          if gaussian.epsilon(1 / m, delta) <= epsilon][-1]
     right, wrong = 0.05 * correct / canaries, 0.05 * (guesses - correct) / canaries
     for i in reversed(range(correct)):
       smallest = max(wrong, stats.norm.cdf(stats.norm.ppf(right) - mu))
@@ -137,7 +137,7 @@ def test_attempts_prove_more_than_others(count):
       found['thresholds'].append(one_sided(scores, included, 1e-6, 0.95))
     means = {name: np.mean(values) for name, values in found.items()}
     assert means['ours'] > max(means['two parts'], means['thresholds']), (mu, means)
-    assert max(found['ours']) < cost.gaussian_epsilon(1 / mu, 1e-6)
+    assert max(found['ours']) < gaussian.epsilon(1 / mu, 1e-6)
 
 
 def test_attempts_share_the_confidence():

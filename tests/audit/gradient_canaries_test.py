@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import tfdp_adaptive as tfdp
-from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.audit import bounds
 from tfdp_adaptive.audit import gradient_canaries
 from tfdp_adaptive.audit import subjects
@@ -66,19 +66,19 @@ def test_a_run_is_a_function_of_its_seeds():
 
 
 def test_guesses_of_right_scores_are_right_as_often_as_stated():
-  rng, truth = np.random.default_rng(0), cost.gaussian_epsilon(1 / 1.5, 1e-6)
-  lower, gaussian = [], []
+  rng, truth = np.random.default_rng(0), gaussian.epsilon(1 / 1.5, 1e-6)
+  lower, higher = [], []
   for _ in range(60):
     included = rng.random(300) < 0.5
     guessed = bounds.guess(
         rng.standard_normal(300) + 1.5 * included, included, 1e-6, 0.95)
     lower.append(guessed.epsilon_lower)
-    gaussian.append(guessed.gaussian_lower)
+    higher.append(guessed.gaussian_lower)
     assert guessed.provable >= guessed.epsilon_lower
-  for values in (lower, gaussian):
+  for values in (lower, higher):
     refuted = np.mean(np.array(values) > truth)
     assert refuted <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 60)
-  assert np.mean(gaussian) > np.mean(lower) > 0.1
+  assert np.mean(higher) > np.mean(lower) > 0.1
 
 
 def test_little_noise_is_convicted_by_canaries_alone():

@@ -10,7 +10,7 @@ from scipy import stats
 import tensorflow as tf
 
 from tfdp_adaptive import rules
-from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.estimates import stddevs as stddevs_lib
 
 
@@ -34,7 +34,7 @@ def test_printed_noise_is_too_small_for_few_rounds():
   for rounds, claimed, true in ((1, 1.0, 1.110), (2, 1.0, 0.735), (2, 10.0, 10.14),
                                 (10, 10.0, 3.63)):
     printed = rounds * math.sqrt(math.log(rounds / 1e-5)) / claimed
-    epsilon = cost.gaussian_epsilon(printed / math.sqrt(rounds), 1e-5)
+    epsilon = gaussian.epsilon(printed / math.sqrt(rounds), 1e-5)
     assert epsilon == pytest.approx(true, rel=5e-3)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import noise as noise_lib
-from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.noise import keys
 
 CLIENT_RATE, SEED = 0.1, 7
@@ -79,7 +79,7 @@ def delta(weights, examples, batch_size=4):
   return weights - w
 
 
-def noise_rows(count, mechanism=families.IndependentGaussian()):
+def noise_rows(count, mechanism=toeplitz.IndependentGaussian()):
   """[count, 4] the rows of the fixed seed."""
   specs = (([tf.TensorSpec([3, 1]), tf.TensorSpec([1])], ()),)
   stream = noise_lib.stream(mechanism, lambda: keys.from_seed(SEED))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.mechanisms import toeplitz
 
 Toeplitz, BLT, Tree = mechanisms.BandedToeplitz, mechanisms.BLT, mechanisms.Tree
@@ -185,16 +185,16 @@ def test_published_table():
   assert ratio == pytest.approx(7.4368, abs=1e-4)
   size = mechanism.sensitivity(min_sep=485, max_participations=3)
   assert size == pytest.approx(np.sqrt(3), rel=1e-12)
-  assert cost.gaussian_epsilon(1 / size, 1e-7) == pytest.approx(10.045, abs=5e-4)
+  assert gaussian.epsilon(1 / size, 1e-7) == pytest.approx(10.045, abs=5e-4)
   sigma = 1 / ratio  # The same error as with noise multiplier one and correlated noise.
   assert sigma == pytest.approx(.134466, abs=1e-6)
-  assert cost.gaussian_epsilon(sigma / size, 1e-7) == pytest.approx(149.09, abs=5e-3)
+  assert gaussian.epsilon(sigma / size, 1e-7) == pytest.approx(149.09, abs=5e-3)
 
 
 def test_epsilon_of_a_tree():
   """2000 steps in one tree, node noise 2: eleven nodes hold a record."""
   tree = Tree(2000)
-  epsilon = cost.gaussian_epsilon(2 / tree.node_scale / tree.sensitivity(), 1e-7)
+  epsilon = gaussian.epsilon(2 / tree.node_scale / tree.sensitivity(), 1e-7)
   assert epsilon == pytest.approx(9.546, abs=5e-4)
 
 

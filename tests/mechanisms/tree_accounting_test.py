@@ -10,7 +10,7 @@ import pytest
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import mechanisms
-from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import plan as plan_lib
 
@@ -83,7 +83,7 @@ def test_a_plan_with_restarts():
         target_delta=1e-7, population_size=2000 // k, sampling=sampling.FixedOrder(),
         mechanism=tree)
     assert plan.participation() == (2000 // k, k)
-    expected = cost.gaussian_epsilon(NODE_NOISE / math.sqrt(k * tree.levels), 1e-7)
+    expected = gaussian.epsilon(NODE_NOISE / math.sqrt(k * tree.levels), 1e-7)
     assert plan.epsilon() == pytest.approx(expected, rel=1e-9)
     assert plan.epsilon() < plan.epsilon(accountant='rdp')
     if renyi_epsilon:

@@ -13,6 +13,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -64,7 +65,7 @@ def test_the_same_plan_twice_costs_twice_as_many_steps():
 def test_gaussians_add_up_in_closed_form():
   ledger = make_ledger(FIXED, CORRELATED)
   multipliers = [plan.event().noise_multiplier for plan in (FIXED, CORRELATED)]
-  expected = cost.gaussian_epsilon(sum(m**-2 for m in multipliers)**-0.5, 1e-5)
+  expected = gaussian.epsilon(sum(m**-2 for m in multipliers)**-0.5, 1e-5)
   np.testing.assert_allclose(ledger.epsilon(), expected, rtol=1e-12)
 
 
@@ -222,7 +223,7 @@ def test_replacement_counts_every_noise_in_the_same_unit():
   # A batch that is everyone is a whole one, and all noise is twice that of the clip norm.
   everyone = make_plan(adjacency='replace', batch_size=1000, steps=2)
   assert make_ledger(everyone, whole).epsilon() == pytest.approx(
-      cost.gaussian_epsilon(1.5 / math.sqrt(2 + 2), 1e-5), rel=1e-3)
+      gaussian.epsilon(1.5 / math.sqrt(2 + 2), 1e-5), rel=1e-3)
   assert ledger.epsilon() > max(sampled.epsilon(), whole.epsilon())
 
 

@@ -14,8 +14,7 @@ import tfdp_adaptive as tfdp
 from tfdp_adaptive import contract
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
-from tfdp_adaptive.accounting import cost
-from tfdp_adaptive.accounting import meaning
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement
@@ -252,22 +251,22 @@ def test_statement_says_what_it_means_in_its_first_paragraph(plan):
   first = plan.statement().split('\n\n')[0]
   percent = float(re.search('at most ([0-9.]+)% at a 1% false-positive rate', first).group(1))
   mu = float(re.search('mu = ([0-9.]+[0-9])', first).group(1))
-  assert plan.epsilon() <= cost.gaussian_epsilon(1 / mu, 1e-5) <= 1.01 * plan.epsilon()
+  assert plan.epsilon() <= gaussian.epsilon(1 / mu, 1e-5) <= 1.01 * plan.epsilon()
   # The Gaussian's best test is one of those bounded, if there is a Gaussian.
-  best = 100 * meaning.gaussian_true_positive_rate(mu)
+  best = 100 * gaussian.true_positive_rate(mu)
   assert 1 < percent < 100 * math.exp(plan.epsilon()) * 0.01 + 0.01
   assert percent < 2.5 * best and (plan.amplified or percent >= best * 0.999)
 
 
 @pytest.mark.parametrize('mu', [0.01, 0.5, 3.0])
 def test_no_test_of_a_gaussian_is_better_than_the_bound(mu):
-  delta_of = lambda epsilon: cost.gaussian_delta(1 / mu, epsilon)
-  epsilon = cost.gaussian_epsilon(1 / mu, 1e-5)
-  assert meaning.gaussian_mu(epsilon, 1e-5) == pytest.approx(mu, rel=1e-9)
+  delta_of = lambda epsilon: gaussian.delta(1 / mu, epsilon)
+  epsilon = gaussian.epsilon(1 / mu, 1e-5)
+  assert gaussian.mu_of(epsilon, 1e-5) == pytest.approx(mu, rel=1e-9)
   for rate in (1e-4, 0.01, 0.5):
-    bound = meaning.bound([(fraction * epsilon, delta_of(fraction * epsilon))
-                           for fraction in meaning.FRACTIONS], rate)
-    assert meaning.gaussian_true_positive_rate(mu, rate) <= bound <= 1
+    bound = gaussian.detection_bound([(fraction * epsilon, delta_of(fraction * epsilon))
+                           for fraction in gaussian.FRACTIONS], rate)
+    assert gaussian.true_positive_rate(mu, rate) <= bound <= 1
 
 
 @pytest.mark.parametrize('epsilon, shown', [

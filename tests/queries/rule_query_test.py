@@ -18,7 +18,7 @@ from tfdp_adaptive import queries
 from tfdp_adaptive import rules
 from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
-from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.noise import keys
 
 CLIP, SIGMA, BATCH, SEED = 0.5, 0.8, 4, 11
@@ -83,7 +83,7 @@ def run(query, cohorts, wrap=lambda f: f):
 
 
 def noise_rows(count, specs):
-  stream = noise_lib.stream(families.IndependentGaussian(), lambda: keys.from_seed(SEED))
+  stream = noise_lib.stream(toeplitz.IndependentGaussian(), lambda: keys.from_seed(SEED))
   state, rows = stream.init(specs), []
   for _ in range(count):
     row, _, state = stream.next(state, specs)

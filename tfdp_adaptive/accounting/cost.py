@@ -31,7 +31,6 @@ from tfdp_adaptive.accounting import monte_carlo
 from tfdp_adaptive.accounting import private_search
 
 ACCOUNTANTS = ('pld', 'rdp')
-gaussian_delta, gaussian_epsilon = gaussian.delta, gaussian.epsilon
 SMALLEST_DELTA = 1e-100
 LARGEST_EPSILON = 1e4  # Largest epsilon that noise is calibrated to.
 # Largest error of the grids of losses, relative to epsilon or to delta.
@@ -160,7 +159,7 @@ def epsilon(
                      f'Received: target_delta={target_delta}.')
   sigma = _gaussian(dp_event, neighbors)
   if sigma is not None:
-    return gaussian_epsilon(sigma, target_delta)
+    return gaussian.epsilon(sigma, target_delta)
   directions = losses.directions(dp_event, neighbors)
   return math.inf if directions is None else _epsilon(tuple(directions), target_delta)
 
@@ -192,7 +191,7 @@ def delta(
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
   sigma = _gaussian(dp_event, neighbors)
   if sigma is not None:
-    return gaussian_delta(sigma, target_epsilon)
+    return gaussian.delta(sigma, target_epsilon)
   directions = losses.directions(dp_event, neighbors)
   if directions is None:
     return 1.0

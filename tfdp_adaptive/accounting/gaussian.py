@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epsilon and delta of one Gaussian mechanism: exact, and never below the truth."""
+"""Epsilon and delta of one Gaussian mechanism: exact, and never below the truth.
+
+Also what epsilon and delta mean: how well the best attacker can detect a record.
+"""
 
 import math
+from typing import Iterable, Tuple
 
 import numpy as np
 from scipy import optimize
 from scipy import special
+
+from tfdp_adaptive import checks
 
 _LARGEST_MU = 1e150  # Largest mu whose square is finite.
 
@@ -38,3 +44,37 @@ def epsilon(noise_multiplier: float, target_delta: float) -> float:
     return upper * (1 + 1e-12)
   root = optimize.brentq(gap, 0.0, upper, xtol=1e-14 * upper, rtol=1e-14, maxiter=500)
   return float(root * (1 + 1e-12))
+
+
+def detection_bound(profile: Iterable[Tuple[float, float]], false_positive_rate: float) -> float:
+  """Returns the largest fraction of participants that any test detects at a false-positive rate.
+
+  (epsilon, delta) bounds it by `e^epsilon a + delta` and by `1 - e^-epsilon (1 - a - delta)`
+  (Kairouz et al., arXiv 1311.0776, Theorem 2.1), at every point of the privacy curve.
+
+  Args:
+    profile: Points (epsilon, delta) of the curve. Any of them give a bound.
+    false_positive_rate: a, the fraction of others that the test reports as participants.
+  """
+  checks.probability(false_positive_rate=false_positive_rate)
+  least = 1.0
+  for epsilon, delta in profile:
+    least = min(least, math.exp(min(epsilon, 700.0)) * false_positive_rate + delta,
+                1 - math.exp(-epsilon) * (1 - false_positive_rate - delta))
+  return least
+
+
+def mu_of(target_epsilon: float, target_delta: float) -> float:
+  """Returns mu of the single Gaussian mechanism that has this epsilon at this delta.
+
+  Its true-positive rate is `Phi(mu + Phi^-1(false_positive_rate))`.
+  """
+  checks.probability(target_delta=target_delta)
+  checks.not_negative(target_epsilon=target_epsilon)
+  gap = lambda log_mu: delta(math.exp(-log_mu), target_epsilon) - target_delta
+  return math.exp(optimize.brentq(gap, math.log(1e-9 * target_delta), math.log(1e6), xtol=1e-12))
+
+
+def true_positive_rate(mu: float, false_positive_rate: float = 0.01) -> float:
+  """Returns the exact rate of the best test against one Gaussian mechanism."""
+  return float(special.ndtr(mu + special.ndtri(false_positive_rate)))

@@ -18,7 +18,7 @@ from scipy import special
 from scipy import stats
 
 from tfdp_adaptive import checks
-from tfdp_adaptive.accounting import cost
+from tfdp_adaptive.accounting import gaussian
 
 LARGEST_EPSILON = 50.0
 LARGEST_MU = 50.0
@@ -84,7 +84,7 @@ def one_run_gaussian_epsilon(
     return budget - (right + wrong)
 
   mu = _largest_refuted(surprise, LARGEST_MU)
-  return cost.gaussian_epsilon(1 / mu, delta) if mu else 0.0
+  return gaussian.epsilon(1 / mu, delta) if mu else 0.0
 
 
 # Fractions of the false alarms: guesses on all canaries find gross errors; others use half.
@@ -176,7 +176,7 @@ def gaussian_estimate(
   mu = float(groups[0].mean() - groups[1].mean())
   error = math.sqrt(sum(scores.var(ddof=1) / len(scores) for scores in groups))
   low = mu - float(stats.norm.isf(1 - confidence)) * error
-  return Estimate(mu, error, cost.gaussian_epsilon(1 / low, delta) if low > 0 else 0.0)
+  return Estimate(mu, error, gaussian.epsilon(1 / low, delta) if low > 0 else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,16 +215,16 @@ def guess(
     confidence: The confidence of each bound; the attempts share it.
   """
   count, order = len(scores), np.argsort(scores, kind='stable')
-  found, gaussian = [], [0.0]
+  found, lower = [], [0.0]
   for side, level in _levels(count, confidence):
     correct = int(np.sum(included[order[-side:]]) + np.sum(~included[order[:side]]))
     found.append((one_run_epsilon(correct, 2 * side, count, delta, level), 2 * side, correct))
     if delta:
-      gaussian.append(one_run_gaussian_epsilon(correct, 2 * side, count, delta, level))
+      lower.append(one_run_gaussian_epsilon(correct, 2 * side, count, delta, level))
   bound, guesses, correct = max(found)
   estimate = gaussian_estimate(
       scores[included], scores[~included], delta, confidence) if delta else None
-  return Guesses(bound, max(gaussian), estimate, confidence, count, guesses,
+  return Guesses(bound, max(lower), estimate, confidence, count, guesses,
                  correct, provable_epsilon(count, delta, confidence))
 
 

@@ -41,7 +41,7 @@ class Factor(abc.ABC):
     """Returns [n] float64 squared norms, at least the true ones up to rounding.
 
     By default, it forms the gradients of some examples at a time. Numbers are so small that no
-    square or product of them overflows; see `factored_sums.norms_of`.
+    square or product of them overflows; see `bookkeeping.norms_of`.
     """
     formed = in_blocks(lambda one: one.explicit().squared_norm(scale), self)
     return charged(formed, self, scale)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import scipy
 
 from tfdp_adaptive import checks
-from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
@@ -28,7 +27,7 @@ _WORK = 20_000  # Coefficients of C^-1 times iterations of a design of many step
 _SETTLED = 1e-20  # Momentum below this fraction of its start counts as zero.
 
 
-class _KnownInverse(families.ToeplitzMechanism):
+class _KnownInverse(toeplitz.ToeplitzMechanism):
   """C is a Toeplitz matrix that is given by its inverse."""
 
   steps: int

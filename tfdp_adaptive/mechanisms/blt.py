@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from tfdp_adaptive import checks
 from tfdp_adaptive.mechanisms import blt_design
-from tfdp_adaptive.mechanisms import families
 from tfdp_adaptive.mechanisms import registry
+from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.mechanisms import workload as workload_lib
 
 _MOST = 10  # Buffers that are designed: at a million steps, the tenth gains less than 1e-5.
 
 
 @registry.register(registry.Design('blt', 'buffers'))
-class BLT(families.ToeplitzMechanism):
+class BLT(toeplitz.ToeplitzMechanism):
   """C with coefficients `C_0 = c_0`, `C_j = c_0 sum_i omega_i theta_i^(j-1)`.
 
   The streaming state is `buffers` rows, whatever T. The sensitivity grows with the number of steps,

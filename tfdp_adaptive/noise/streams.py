@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import mechanisms
 from tfdp_adaptive import trees
-from tfdp_adaptive.mechanisms import families
+from tfdp_adaptive.mechanisms import toeplitz
 from tfdp_adaptive.noise import keys
 
 _AnyMechanism = TypeVar('_AnyMechanism', bound=mechanisms.Mechanism)
@@ -79,8 +79,8 @@ def recursion(mechanism: mechanisms.Mechanism) -> Recursion:
                   f'Received: mechanism={mechanism!r}.')
 
 
-@recursion.register(families.IndependentGaussian)
-def independent_gaussian(mechanism: families.IndependentGaussian) -> Recursion:
+@recursion.register(toeplitz.IndependentGaussian)
+def independent_gaussian(mechanism: toeplitz.IndependentGaussian) -> Recursion:
   """Returns Z itself, without history; r_t = 1."""
   del mechanism
   return 0, lambda key, row, history, flat: (vectors(key, flat), history)

@@ -20,15 +20,15 @@ import unicodedata
 from tfdp_adaptive import gate
 from tfdp_adaptive import terms
 from tfdp_adaptive import version
-from tfdp_adaptive.accounting import meaning
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.privacy import entry as entry_lib
 
 LONGEST = 10_000  # Characters of a text.
 _LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
 _POINTS = 10  # Points of the curve of epsilon.
 _LARGEST = 1e11  # Epsilon; above it the numbers of a card are not finite.
-# Further fractions of epsilon at which a plot states delta.
-_MORE_FRACTIONS = (0.15, 0.5, 0.8, 1.25, 1.6)
+# Fractions of epsilon at which delta is stated, and further ones for plots.
+_FRACTIONS, _MORE_FRACTIONS = (1.0, 0.6, 0.35), (0.15, 0.5, 0.8, 1.25, 1.6)
 _BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
 _SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
          'run is a test and the guarantee above does not hold against them.')
@@ -117,16 +117,16 @@ class Card:
   @functools.cached_property
   def mu(self) -> Optional[float]:
     """The mu of the Gaussian mechanism with this epsilon at this delta."""
-    return meaning.gaussian_mu(self.epsilon, self.delta) if self.epsilon and self.delta else None
+    return gaussian.mu_of(self.epsilon, self.delta) if self.epsilon and self.delta else None
 
   @property
   def rate(self) -> float:
     """The attacker's true-positive rate at 1% false positives, as the statement reports it."""
-    return meaning.bound(self.profile[:len(meaning.FRACTIONS)], 0.01)
+    return gaussian.detection_bound(self.profile[:len(_FRACTIONS)], 0.01)
 
   def true_positive_rate(self, false_positive_rate: float) -> float:
     """Returns an upper bound of the attacker's rate, from every point of the profile."""
-    return meaning.bound(self.profile, false_positive_rate)
+    return gaussian.detection_bound(self.profile, false_positive_rate)
 
   @property
   def parts(self) -> List[Tuple[str, str]]:
@@ -196,7 +196,7 @@ def claimed(card: Card, ledger: Any, plots: bool) -> Card:
   if planned is not None:
     curve[sum(entry.steps for entry in end.entries)] = planned
   curve[card.done] = epsilon
-  fractions = meaning.FRACTIONS + (_MORE_FRACTIONS if plots else ())
+  fractions = _FRACTIONS + (_MORE_FRACTIONS if plots else ())
   profile = [(fraction * epsilon, ledger.delta(fraction * epsilon, accountant))
              for fraction in fractions] if epsilon > 0 else []
   return dataclasses.replace(card, epsilon=epsilon, planned_epsilon=planned,

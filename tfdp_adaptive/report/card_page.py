@@ -10,7 +10,7 @@ import re
 from typing import Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from tfdp_adaptive import runfolder
-from tfdp_adaptive.accounting import meaning
+from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import entry as entry_lib
 from tfdp_adaptive.privacy import statement
@@ -167,7 +167,7 @@ def attackers_rates(card: card_lib.Card) -> str:
   bound = [(x, min(1.0, card.true_positive_rate(x))) for x in rates]
   parts = [_line([(0, 0), (1, 1)], place, 'guess'), _line([*bound, (1, 1)], place, 'curve')]
   if card.mu:
-    parts.append(_line([(0, 0), *((x, meaning.gaussian_true_positive_rate(card.mu, x))
+    parts.append(_line([(0, 0), *((x, gaussian.true_positive_rate(card.mu, x))
                                   for x in rates), (1, 1)], place, 'curve dashed'))
   return _svg('Most true positives of any attacker, over false positives',
               axes + parts + [_dot((0.01, card.rate), place)])

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 
 
@@ -99,4 +98,4 @@ def corrected(method: moments.Method, epsilon: float, name: str) -> contract.Rul
     return moments.divide(mean, root), State(step, moment, nu, bias)
 
   return contract.Rule(init, contract.isotropic, contract.of_mean(update), name=name,
-                       cautions=cautions.epsilon(epsilon), elementwise=True)
+                       cautions=moments.epsilon_cautions(epsilon), elementwise=True)

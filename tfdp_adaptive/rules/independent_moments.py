@@ -13,7 +13,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 from tfdp_adaptive.rules import statistics
@@ -114,7 +113,7 @@ def two_moments(
 
   rule = post_processing.adaptive(
       method, root, name, lambda release, public: release.second, elementwise=False,
-      asks=(contract.Ask(second=statistic),), cautions=cautions.epsilon(epsilon))
+      asks=(contract.Ask(second=statistic),), cautions=moments.epsilon_cautions(epsilon))
   if update_clip is None:
     return rule
 

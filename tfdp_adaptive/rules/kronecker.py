@@ -21,7 +21,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import gate
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 
 
@@ -135,7 +134,7 @@ def rule(
   return contract.Rule(
       init, contract.in_scale(lambda state: _scale(state, max_size)),
       contract.of_mean(update), name=name,
-      cautions=cautions.epsilon(epsilon), own_clip=True)
+      cautions=moments.epsilon_cautions(epsilon), own_clip=True)
 
 
 def _scale(state: State, max_size: int) -> trees.Tree:

@@ -211,3 +211,23 @@ def _filled(value: float) -> Callable[[trees.Tree], trees.Tree]:
 def _as_it_is(nu: trees.Tree, step: tf.Tensor) -> trees.Tree:
   del step
   return nu
+
+
+def epsilon_cautions(value: float) -> Callable[[float, float, int], Tuple[str, ...]]:
+  """Returns `Rule.cautions` of a rule that divides by at least `value` where noise may dominate."""
+
+  def check(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
+    del clip_norm, size
+    if not noise_std:
+      return ()
+    text = (f'epsilon={value:g}, and the noise per coordinate of the mean gradient is '
+            f'{noise_std:.2g}')
+    if value < noise_std / 20:
+      return (f'{text}: where the second moment comes out negative, steps of pure noise are '
+              f'{noise_std / value:.2g} learning rates long. Try epsilon near the noise.',)
+    if value > 10 * noise_std:
+      return (f'{text}: epsilon rather than the second moment scales most coordinates. '
+              'Try epsilon near the noise.',)
+    return ()
+
+  return check

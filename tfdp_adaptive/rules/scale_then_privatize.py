@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scale-then-privatize: clip and noise in the geometry the optimizer divides by."""
 
+import math
 from typing import Tuple
 
 import tensorflow as tf
@@ -9,7 +10,6 @@ from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import geometry
 from tfdp_adaptive import trees
-from tfdp_adaptive.rules import cautions
 from tfdp_adaptive.rules import moments
 from tfdp_adaptive.rules import post_processing
 
@@ -91,7 +91,7 @@ def scaled(
   """Returns a `contract.Rule` for any `moments.Method` in its own scale."""
   return behind_own_scale(
       post_processing.adaptive(method, post_processing.plus(epsilon), name), method.second,
-      scale_epsilon)._replace(cautions=cautions.scaled)
+      scale_epsilon)._replace(cautions=_cautions)
 
 
 def behind_own_scale(
@@ -114,3 +114,20 @@ def behind_own_scale(
     return rule.update(state, (raw,), public)
 
   return rule._replace(query=contract.in_scale(scale), update=contract.of_release(update))
+
+
+def _cautions(clip_norm: float, noise_std: float, size: int) -> Tuple[str, ...]:
+  """Returns `Rule.cautions`: warnings about settings with which the rule is known to fail."""
+  cautions = []
+  if noise_std >= 0.9:
+    cautions.append(
+        f'l2_norm_clip * noise_multiplier / batch_size is {noise_std:.2g} in scaled units: from 1 '
+        'on the noise feeds itself through the scale, and the second moment grows without bound. '
+        'Use larger batches, less noise or a smaller clip norm.')
+  wanted = math.sqrt(size)
+  if not wanted / 10 <= clip_norm <= 30 * wanted:  # The norm is up to sqrt(size * batch).
+    cautions.append(
+        f'l2_norm_clip={clip_norm:g} is in scaled units, where a well preconditioned gradient of '
+        f'{size} parameters has norm {wanted:.2g}. Far below, this is DP-Adam with the clip norm '
+        'l2_norm_clip * scale_epsilon; far above, nothing is clipped and all is noise.')
+  return tuple(cautions)
