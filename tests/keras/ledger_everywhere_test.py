@@ -128,7 +128,7 @@ class World:
     for _ in range(min(2, STEPS - optimizer.steps_done)):
       row = optimizer.run.state[1].noise.row
       row.assign(row + 1)
-      optimizer.run.record_step(tf.convert_to_tensor(row))
+      optimizer.run.step_counts.record(tf.convert_to_tensor(row))
       self.reference.step(model, optimizer.plan.noise_multiplier)
 
   def train(self, model):

@@ -42,7 +42,7 @@ def after(steps, model, *arguments):
   for _ in range(steps):
     row = model.optimizer.run.state[1].noise.row
     row.assign_add(1)
-    model.optimizer.run.record_step(tf.convert_to_tensor(row))
+    model.optimizer.run.step_counts.record(tf.convert_to_tensor(row))
   return model
 
 

@@ -711,7 +711,7 @@ _BY_FILE = {
          'keras/import_order_test.py'),
     ],
     'tfdp_adaptive/keras/run.py': [
-        ('a resumed run with one clip norm', 'norms = _parts(self._earlier.clip_norms, done',
+        ('a resumed run with one clip norm', 'norms = _parts(self.earlier.clip_norms, done',
          'norms = _parts((), done', 'The card states noise that the first steps did not have.',
          _RESTORED),
         ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
@@ -722,11 +722,11 @@ _BY_FILE = {
         ('a run that goes on takes all with it', 'entry.resumed + ((entry.run, entry.steps),)',
          'entry.resumed + ((entry.run, 10**9),)',
          'The original, trained on after it was saved, would be forgotten.', _EVERYWHERE),
-        ('a run of one name', 'self._id, self._earlier = ledger_lib.new_run(), _',
-         "self._id, self._earlier = 'run', _", 'Two runs would count as one.', _EVERYWHERE),
+        ('a run of one name', 'self._id, self.earlier = ledger_lib.new_run(), E',
+         "self._id, self.earlier = 'run', E", 'Two runs would count as one.', _EVERYWHERE),
         ('a ledger without its state', 'first) < entry.done:', 'first) < 0:',
          'Steps that were done before would be free.', _RESTORED),
-        ('checkpoints of another plan', '    if foreign:\n      raise errors',
+        ('checkpoints of another plan', '    if self.settled().foreign:\n      raise errors',
          '    if False:\n      raise errors',
          'What the first steps cost follows from another plan.', 'keras/history_test.py'),
         ('steps that are done again', 'times + tf.cast(row <= last, row.dtype)',

@@ -122,7 +122,7 @@ class _Model(interface.Subject):
     self._key = state[1].noise.key
     self._secrets = {id(v) for v in tf.nest.flatten(state[1].secret)}
     self._variables = list({id(v): v for v in [
-        *tf.nest.flatten(state), optimizer.run.step_counts, *model.variables,
+        *tf.nest.flatten(state), optimizer.run.step_counts.variable, *model.variables,
         optimizer.iterations]}.values())
     self._initial = [tf.convert_to_tensor(v) for v in self._variables]
     self._others: List[Any] = []  # Further variables that a step reads or writes, and values.

@@ -95,7 +95,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
       self._refuse_others(saved['fingerprint'], optimizer.run)
     super().on_train_begin(logs)
     if private:
-      optimizer.run.refuse_foreign()
+      optimizer.run.earlier.refuse_foreign()
       found = optimizer.run.records
       if found is not None and saved.get('records') is not None:
         optimizer.run.records = saved['records']
@@ -104,7 +104,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
 
   def _refuse_others(self, fingerprint: Dict[str, Any], run: run_lib.Run) -> None:
     """Raises if the backup was made with another optimizer or other trained variables."""
-    differs = run_lib.differences(fingerprint, run.fingerprint())
+    differs = run_lib.differences(fingerprint, run_lib.fingerprint(run))
     if differs:
       raise errors.PrivacyError(
           'A backup must be restored into the optimizer and trained variables it was made with. '
@@ -180,7 +180,7 @@ class BackupAndRestore(compat.keras.callbacks.BackupAndRestore):
     if isinstance(self.model.optimizer, optimizer_lib.DPOptimizer):
       run = self.model.optimizer.run
       (self._working / _RUN).write_text(json.dumps(
-          {'fingerprint': run.fingerprint(), 'records': run.records}), encoding='utf-8')
+          {'fingerprint': run_lib.fingerprint(run), 'records': run.records}), encoding='utf-8')
     (self._working / _DIGESTS).write_text(json.dumps(_digests(self._working)), encoding='utf-8')
     before = self._wholes()
     number = int(before[-1].name[len(_WHOLE):]) + 1 if before else 1

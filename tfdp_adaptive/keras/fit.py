@@ -82,7 +82,7 @@ def check_fit(optimizer: optimizer_lib.DPOptimizer, x: trees.Tree, y: trees.Tree
     `x`, or its batches from the step on that comes next, with the fewest padding rows if `tight`.
   """
   plan = optimizer.plan
-  optimizer.run.refuse_foreign()
+  optimizer.run.earlier.refuse_foreign()
   if plan is not None and optimizer.own_sampler is None:
     if not isinstance(x, batches_lib.Batches):
       raise errors.PrivacyError(

@@ -288,7 +288,7 @@ class DPOptimizer(compat.GlobalOptimizer):
 
   def write_state(self, state: private_rule.State) -> None:
     trees.map(lambda variable, value: variable.assign(value), self.run.state, state)
-    self.run.record_step(state.privatizer.noise.row)
+    self.run.step_counts.record(state.privatizer.noise.row)
 
   @property
   def rule_state(self) -> trees.Tree:
@@ -384,9 +384,9 @@ class DPOptimizer(compat.GlobalOptimizer):
       raise errors.PrivacyError(
           'The state of an optimizer must be what was saved, or rows of noise may be used twice. '
           'Received: a file with other numbers than were written to it. Take another copy.')
-    differs = run_lib.differences(run_lib.fingerprint(run), self.run.fingerprint())
+    differs = run_lib.differences(run_lib.saved_fingerprint(run), run_lib.fingerprint(self.run))
     if differs or len(saved) != len(self.variables):
-      if self.run.close(run):
+      if self.run.earlier.put_beside(run):
         errors.caution(
             f'{self.name}: the state in the file is of {differs or "other variables"}, so it is '
             'left out, and a new run begins. The steps of the earlier run stay in `model.ledger`.')

@@ -40,6 +40,7 @@ class Run(weight_ledger.State):
     read: Ledger entries of data, such as features, that were computed before and that steps read.
     bases: Digests of the bases whose features were trained on.
     stopped: The number of steps that count, if a result decided when to stop.
+    earlier: Steps that files tell of.
   """
 
   def __init__(self, plan: Any, rule: Any, own_sampler: str = '', l2_norm_clip: float = 0.0,
@@ -58,9 +59,9 @@ class Run(weight_ledger.State):
     self.records: Optional[str] = None
     self.read: Dict[Any, ledger_lib.Entry] = {}
     self.bases: Set[str] = set()
-    self._use_ema = use_ema
+    self.use_ema = use_ema
     self.stopped: Optional[int] = None
-    self._id, self._earlier = ledger_lib.new_run(), _Earlier()
+    self._id, self.earlier = ledger_lib.new_run(), Earlier(self)
     self.step_counts: Any = None
 
   def of(self, model: compat.Model) -> None:
@@ -97,23 +98,11 @@ class Run(weight_ledger.State):
             variables: Sequence[Any]) -> None:
     """Takes the state of a built optimizer, and leaves this run on the variables it moves."""
     self.private, self.state, self.moved = private, state, tuple(variables)
-    self.step_counts = compat.replicated_variable(
-        tf.constant([0, 0, 0, -1], tf.int64), 'step_counts')
+    self.step_counts = StepCounts()
     own = {id(v) for v in variables}
     weight_ledger.Ledger([
         *variables, *(layer for model in self.models for layer in compat.all_layers(model)
                       if any(id(v) in own for v in layer.variables))]).attach([self])
-
-  def record_step(self, row: tf.Tensor) -> None:
-    """Records a step in `step_counts`.
-
-    The variable is `[last, most, times, first]`: the last step, the highest, how many rewinds,
-    and the number of steps before the first one that was taken here; -1 before that.
-    """
-    last, most, times, first = tf.unstack(tf.convert_to_tensor(self.step_counts))
-    self.step_counts.assign(tf.stack([
-        row, tf.maximum(most, row), times + tf.cast(row <= last, row.dtype),
-        tf.where(first < 0, row - 1, first)]))
 
   @property
   def variables(self) -> List[Any]:
@@ -124,10 +113,10 @@ class Run(weight_ledger.State):
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
     """Returns the entries of the run: branches replaced by older weights, then the current one."""
-    earlier = self._settled()
+    earlier = self.earlier.settled()
     now, last, most, times = self.steps, 0, 0, 0
     if self.step_counts is not None:
-      last, most, times, _ = compat.read(self.step_counts).tolist()
+      last, most, times, _ = self.step_counts.read()
       times += now < last
     run = lambda branch: f'{self._id}.{branch}'
     unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if earlier.foreign else []
@@ -144,7 +133,7 @@ class Run(weight_ledger.State):
       steps = min(steps, self.plan.steps)  # Later steps release nothing of the data.
       taken = self.steps if self.steps < steps == self.stopped else None
       done = steps if taken is None else taken
-      norms = _parts(self._earlier.clip_norms, done, self.plan.l2_norm_clip)
+      norms = _parts(self.earlier.clip_norms, done, self.plan.l2_norm_clip)
       parts = dict(taken=taken, clip_norms=norms if len(norms) > 1 else ())
       if norms[-1][1] != self.plan.l2_norm_clip:
         parts['plan'] = dataclasses.replace(self.plan, l2_norm_clip=norms[-1][1])
@@ -158,22 +147,10 @@ class Run(weight_ledger.State):
   def __reduce__(self) -> Any:
     return _unpickled, (self.to_bytes(),)
 
-  def fingerprint(self) -> Dict[str, Any]:
-    """Returns what a restored state must have in common with this run, by name, for JSON."""
-    place = {id(compat.raw_variable(v)): number for model in self.models[-1:]
-             for number, v in enumerate(model.weights)}
-    return {
-        'optimizer rule': self.rule.name,
-        'shape of its state': [list(v.shape) for v in tf.nest.flatten(self.state)
-                               if hasattr(v, 'shape')],
-        'use of ema': str(self._use_ema),
-        'set of trained variables': [
-            place.get(id(compat.raw_variable(v)), -1) for v in self.moved] if place else []}
-
   def to_bytes(self) -> bytes:
     """Returns the run for files that resume training."""
     ledger = json.loads(ledger_lib.Ledger((self.entries()[-1],)).to_json())
-    return json.dumps({**ledger, _FINGERPRINT: self.fingerprint()}).encode()
+    return json.dumps({**ledger, _FINGERPRINT: fingerprint(self)}).encode()
 
   def serialize(self) -> bytes:
     """Returns the same for a checkpoint of TensorFlow, which says what it holds."""
@@ -185,42 +162,44 @@ class Run(weight_ledger.State):
 
   def deserialize(self, string_value: bytes) -> None:
     """Continues the run of a file whose state was or will be restored."""
-    for entry in weight_ledger.parsed(string_value).entries if string_value else ():
-      if entry.steps and entry.run.split('.')[0] != self._id:
-        self._earlier.waiting.append((entry, fingerprint(string_value)))
-        if self.step_counts is not None:
-          last, most, times, _ = compat.read(self.step_counts).tolist()
-          self.step_counts.assign([last, most, times, -1])
+    own = [entry for entry in _taken(string_value) if entry.run.split('.')[0] != self._id]
+    self.earlier.waiting += [(entry, saved_fingerprint(string_value)) for entry in own]
+    if own and self.step_counts is not None:
+      self.step_counts.begin_anew()
 
-  def close(self, content: bytes) -> bool:
-    """Counts the run of a file, whose state was not restored, beside this one, if it took steps."""
-    entries = weight_ledger.parsed(content).entries if content else ()
-    taken = [entry for entry in entries if entry.steps]
-    self._earlier.beside += taken
-    return bool(taken)
 
-  def _settled(self) -> '_Earlier':
-    """Returns what is known of earlier steps, once the state of the run is here."""
-    if self.state is not None and self._earlier.waiting:
-      self._earlier.settle(self, compat.read(self.step_counts).tolist()[-1])
-    return self._earlier
+class StepCounts:
+  """Counts the steps that are taken here.
 
-  def refuse_foreign(self) -> None:
-    """Refuses to go on with steps that were restored from a checkpoint of another run."""
-    foreign = self._settled().foreign
-    if foreign:
-      raise errors.PrivacyError(
-          'A run must resume with the plan, optimizer and trained variables it started with. '
-          f'Received: {self.steps} steps restored from {foreign}. Give the plan and '
-          'optimizer of the checkpoint, and freeze the same layers. For others, start in another '
-          'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
+  The variable is `[last, most, times, first]`: the last step, the highest, how many rewinds,
+  and the number of steps before the first one that was taken here; -1 before that.
+  """
+
+  def __init__(self) -> None:
+    self.variable = compat.replicated_variable(
+        tf.constant([0, 0, 0, -1], tf.int64), 'step_counts')
+
+  def read(self) -> List[int]:
+    return compat.read(self.variable).tolist()
+
+  def record(self, row: tf.Tensor) -> None:
+    """Counts a step."""
+    last, most, times, first = tf.unstack(tf.convert_to_tensor(self.variable))
+    self.variable.assign(tf.stack([
+        row, tf.maximum(most, row), times + tf.cast(row <= last, row.dtype),
+        tf.where(first < 0, row - 1, first)]))
+
+  def begin_anew(self) -> None:
+    """Takes the next step for the first that is taken here."""
+    self.variable.assign([*self.read()[:3], -1])
 
 
 @dataclasses.dataclass
-class _Earlier:
+class Earlier:
   """What files tell of steps before those that a run has taken here.
 
   Attributes:
+    run: The run.
     waiting: `(entry, fingerprint)` of files whose state may still be restored.
     beside: Entries whose state was not restored. They count as runs of their own.
     resumed: `(run, steps)` of the runs whose steps are among those of the run.
@@ -228,29 +207,34 @@ class _Earlier:
     foreign: Another run whose steps these are; '' if there is none.
   """
 
+  run: Run
   waiting: List[Tuple[ledger_lib.Entry, Dict[str, Any]]] = dataclasses.field(default_factory=list)
   beside: List[ledger_lib.Entry] = dataclasses.field(default_factory=list)
   resumed: Tuple[Tuple[str, int], ...] = ()
   clip_norms: Tuple[Tuple[int, float], ...] = ()
   foreign: str = ''
 
-  def settle(self, run: Run, first: int) -> None:
-    """Continues each waiting entry whose state is here, and puts the others beside.
+  def put_beside(self, content: bytes) -> bool:
+    """Counts the run of a file, whose state was not restored, as another, if it took steps."""
+    taken = _taken(content)
+    self.beside += taken
+    return bool(taken)
+
+  def settled(self) -> 'Earlier':
+    """Continues each waiting entry once its state is here, and puts the others beside.
 
     The state of an optimizer may be restored after its entry in the ledger, or not at all: Keras
     and TensorFlow leave out what does not fit. Then a new run begins.
-
-    Args:
-      run: The run, whose state is here.
-      first: The number of steps before the first that was taken here, or -1.
     """
-    while self.waiting:
+    run = self.run
+    while self.waiting and run.state is not None:
       entry, needed = self.waiting.pop(0)
+      first = run.step_counts.read()[-1]  # -1 before the first that is taken here.
       if (run.steps if first < 0 else first) < entry.done:
         self.beside.append(entry)
         continue
       self.foreign = ('' if _same_plan(entry.plan, run.plan) else
-                      'a checkpoint of another plan') or differences(needed, run.fingerprint())
+                      'a checkpoint of another plan') or differences(needed, fingerprint(run))
       self.resumed = entry.resumed + ((entry.run, entry.steps),)
       norm = entry.plan and entry.plan.l2_norm_clip
       self.clip_norms = entry.clip_norms or ((entry.done, norm),)
@@ -259,9 +243,38 @@ class _Earlier:
       run.said['own_sampler'] = '; '.join(dict.fromkeys(filter(
           None, (entry.own_sampler, run.said['own_sampler']))))
       run.stopped = max(run.stopped or 0, entry.steps)  # All that the file counts.
+    return self
+
+  def refuse_foreign(self) -> None:
+    """Refuses to go on with steps that were restored from a checkpoint of another run."""
+    if self.settled().foreign:
+      raise errors.PrivacyError(
+          'A run must resume with the plan, optimizer and trained variables it started with. '
+          f'Received: {self.run.steps} steps restored from {self.foreign}. Give the plan and '
+          'optimizer of the checkpoint, and freeze the same layers. For others, start in another '
+          'folder, or load the weights with their ledger (`.keras` or `.weights.h5`).')
 
 
-def fingerprint(content: bytes) -> Dict[str, Any]:
+def _taken(content: bytes) -> List[ledger_lib.Entry]:
+  """Returns the entries with steps in the bytes of a run."""
+  entries = weight_ledger.parsed(content).entries if content else ()
+  return [entry for entry in entries if entry.steps]
+
+
+def fingerprint(run: Run) -> Dict[str, Any]:
+  """Returns what a restored state must have in common with a run, by name, for JSON."""
+  place = {id(compat.raw_variable(v)): number for model in run.models[-1:]
+           for number, v in enumerate(model.weights)}
+  return {
+      'optimizer rule': run.rule.name,
+      'shape of its state': [list(v.shape) for v in tf.nest.flatten(run.state)
+                             if hasattr(v, 'shape')],
+      'use of ema': str(run.use_ema),
+      'set of trained variables': [
+          place.get(id(compat.raw_variable(v)), -1) for v in run.moved] if place else []}
+
+
+def saved_fingerprint(content: bytes) -> Dict[str, Any]:
   """Returns the fingerprint in the bytes of a run; {} for files of earlier versions."""
   return json.loads(content).get(_FINGERPRINT, {}) if content else {}
 
