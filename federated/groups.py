@@ -6,8 +6,6 @@ For small models this takes ten times as long as the training. `local_training` 
 client by client.
 """
 
-from __future__ import annotations
-
 from typing import Callable, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np

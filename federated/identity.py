@@ -6,8 +6,6 @@ clients: groups and fixed orders go by a client's POSITION. So all of it is writ
 with the state. No address of an object may get in, since it is new in every process.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wraps a Keras model and optimizer as `local_training` uses them, and evaluates the model."""
 
-from __future__ import annotations
-
 import collections
 import importlib
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Union

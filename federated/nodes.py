@@ -4,8 +4,6 @@
 Nodes get places in the population, which are saved before use.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

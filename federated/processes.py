@@ -8,8 +8,6 @@ is divided by the EXPECTED number of clients. The rule turns the result into a d
     weights <- weights - server_learning_rate * direction
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the clients of one round by several workers; a client that fails affects no other."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import threading

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """State and history of a run, in memory and, if it has a folder, on disk."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -12,8 +12,6 @@ sensitivity. The shares add up to one. The joint vector, with each part in units
 therefore changes by at most 1 / sigma.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple, Union

@@ -5,8 +5,6 @@ A client of a federated run often starts in a new process, or makes a new model,
 steps of all rounds are steps of one plan on the same records, so they are counted in one folder.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import warnings

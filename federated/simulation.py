@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a private process over simulated users, as its plan says."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

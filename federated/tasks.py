@@ -5,8 +5,6 @@ The only fact about privacy in a task is whether its vocabulary was given, or ch
 the users' own words.
 """
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

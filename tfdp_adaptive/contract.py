@@ -30,8 +30,6 @@ Trees are anything `tf.nest` maps over, see `trees`. Every tensor of a rule has 
 dtype of the specs it was built from.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Callable, NamedTuple, Optional, Tuple
 

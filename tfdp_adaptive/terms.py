@@ -5,8 +5,6 @@ Accounting, batches, ledger and statement use `Terms`. `PrivacyPlan` is a `Terms
 its fields and computes the privacy cost.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Optional, Tuple, Union
 

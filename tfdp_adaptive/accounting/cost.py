@@ -9,8 +9,6 @@ add-or-remove; the sensitivity of C to a record's participations only ever
 divides here.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemes in which a record's steps depend on each other: groups, bins, gaps."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemes in which each record is in one batch of every round: drawn anew, or in a fixed order."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Iterator, Optional, Tuple
 

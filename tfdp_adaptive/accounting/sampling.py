@@ -10,8 +10,6 @@ never repeats the first. Some orders and groups must stay the same over a whole 
 resumed. These are public. The privacy does not depend on them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Optional

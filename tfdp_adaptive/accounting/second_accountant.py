@@ -7,8 +7,6 @@ sensitivity by multiplying out C for the patterns in which a record can take par
 dp_accounting's PLD accountant (its RDP accountant for a selection) composes the events.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple

@@ -7,8 +7,6 @@ takes part, and how many records two steps share. These tests are two-sided: any
 distribution is not the one that was accounted for.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 

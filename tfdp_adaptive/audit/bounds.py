@@ -5,8 +5,6 @@
 fair coin. `gaussian_estimate` is no bound: it assumes what it says.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

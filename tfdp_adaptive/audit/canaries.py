@@ -11,8 +11,6 @@ nothing: stronger canaries or more of them may find more.
 little. `white_box` inspects every step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Union

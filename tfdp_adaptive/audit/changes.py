@@ -14,8 +14,6 @@ of one's own that moves a weight itself, or keeps a mean. This is exact, for the
 tried. Metrics are left out: they are exact and not private, as said.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple, Union

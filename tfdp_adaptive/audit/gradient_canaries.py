@@ -9,8 +9,6 @@ unit noise, and mu = ||C x|| / sigma is the plan's own where nothing is amplifie
 attack on one record does better.
 """
 
-from __future__ import annotations
-
 from typing import Dict, Iterable, List, Optional, Tuple
 
 import numpy as np

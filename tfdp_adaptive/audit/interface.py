@@ -6,8 +6,6 @@ up to rounding. All of the real code runs in between: the private training step 
 model, or the protocol of a DPQuery; see `subjects`.
 """
 
-from __future__ import annotations
-
 import abc
 import itertools
 import math

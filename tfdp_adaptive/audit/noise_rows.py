@@ -8,8 +8,6 @@ direction over the steps. More noise than announced refutes nothing; a value tha
 does, since what is neither noise nor a record was added after both.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 

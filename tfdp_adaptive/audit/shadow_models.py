@@ -7,8 +7,6 @@ models that were trained on it, and one to the scores of the others. A model is 
 likelihood ratio.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ gradient. A record of the user's model is an index into the user's data. The aud
 of the state, so the user's model, its optimizer and its ledger do not change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

@@ -15,8 +15,6 @@ Noise, batches and canaries are wrong with a stated probability at most; the oth
 none of them refutes is not proven: other records, models and seeds may refute it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

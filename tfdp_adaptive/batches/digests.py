@@ -6,8 +6,6 @@ for a batch. Digests are keyed by the coins of the run. Without the coins nobody
 digest whether a record was used, nor change a line without being noticed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

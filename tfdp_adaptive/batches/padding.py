@@ -4,8 +4,6 @@
 The weight of an empty row is `EMPTY`, a zero with a sign: metrics count records of weight zero.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -7,8 +7,6 @@ or a tuple or dict of these. `columns_of` chooses columns of records that are di
 Hugging Face data sets and grain.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 

@@ -8,8 +8,6 @@ threshold are released. A word of a single user passes the threshold with probab
 which adds to the delta of the training.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple

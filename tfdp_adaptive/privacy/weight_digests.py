@@ -6,8 +6,6 @@ included, but the states of random generators. A card lists them sorted,
 so that neither the names nor the order in which a format stores arrays matter.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

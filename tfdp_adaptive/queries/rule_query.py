@@ -7,8 +7,6 @@ scale-then-privatize, delayed preconditioners and independent moments need no
 aggregator of their own in TensorFlow Federated.
 """
 
-from __future__ import annotations
-
 from typing import Any, Optional, Tuple
 
 import dp_accounting

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a card, and lists what remains the trainer's word or unknown."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -6,8 +6,6 @@ would have refused to run under: amplification that the mechanism does not allow
 participations than claimed, a search that cannot be accounted for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A card for people: Markdown for a model's README, and one HTML page that needs no network."""
 
-from __future__ import annotations
-
 import html as html_lib
 import math
 import pathlib

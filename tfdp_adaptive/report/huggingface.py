@@ -5,8 +5,6 @@ The folder is one that `huggingface_hub.upload_folder` takes. What only the auth
 blank, and said to be the author's.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Dict
 

@@ -5,8 +5,6 @@ The registry (of OpenDP, with NIST) has one YAML file a deployment, of a publish
 has the fields that follow from the card. The author gives the others in words.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

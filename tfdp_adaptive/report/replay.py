@@ -7,8 +7,6 @@ the batches are those that the plan draws, and that a number always stood for th
 auditor trusts the trainer for one thing, that the steps were taken on these batches.
 """
 
-from __future__ import annotations
-
 import collections
 import pathlib
 import types

@@ -5,8 +5,6 @@ The signature is an in-toto statement of the digests of all files of the folder,
 elliptic-curve key of your own. Nothing is sent anywhere.
 """
 
-from __future__ import annotations
-
 import pathlib
 import types
 from typing import Any, Callable
