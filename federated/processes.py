@@ -79,9 +79,7 @@ def build_private_fed_avg(
   if not hasattr(client_optimizer, 'get_config') and not hasattr(client_optimizer, 'next'):
     raise ValueError('`client_optimizer_fn` must be a Keras optimizer for a Keras model, or a '
                      f'function that returns one. Received: {client_optimizer!r}.')
-  if not callable(model_fn):
-    raise ValueError('`model_fn` must be a function that makes a Keras model. '
-                     f'Received: model_fn={model_fn!r}.')
+  checks.require(callable(model_fn), 'be a function that makes a Keras model', model_fn=model_fn)
   recipe = functools.partial(_again, {
       **arguments, 'loss': _maker(loss), 'client_optimizer_fn': _maker(client_optimizer_fn),
       'metrics': [*map(_maker, metrics)]})

@@ -223,16 +223,14 @@ class Server:
 
 
 def _check(rule: contract.Rule, plan: privacy.PrivacyPlan, learning_rate: Rate) -> None:
-  if not isinstance(plan, privacy.PrivacyPlan) or not plan.whole_users:
-    raise ValueError("`plan` must be a `tfdp.PrivacyPlan` with unit='user' that samples users: "
-                     'what is clipped and noised here is the update of a whole user. '
-                     f'Received: plan={plan!r}.')
+  checks.require(isinstance(plan, privacy.PrivacyPlan) and plan.whole_users,
+                 "be a `tfdp.PrivacyPlan` with unit='user' that samples users: what is clipped "
+                 'and noised here is the update of a whole user', plan=plan)
   contract.check_rule(rule)
-  if rule.public is not None:
-    raise ValueError(
-        f'`server_rule` must not need public gradients, and {rule.name} does: they would have to '
-        'be taken at the server, in the units of the clients\' updates. Use its Keras optimizer. '
-        f'Received: server_rule={rule.name!r}.')
+  checks.require(rule.public is None,
+                 f'not need public gradients, and {rule.name} does: they would have to be taken '
+                 "at the server, in the units of the clients' updates. Use its Keras optimizer",
+                 server_rule=rule.name)
   if not callable(learning_rate):
     checks.positive(server_learning_rate=learning_rate)
 
@@ -278,9 +276,7 @@ def _check_ranges(ranges: Mapping[str, Tuple[float, float]]) -> None:
         and -math.inf < low < high < math.inf for name, (low, high) in ranges.items())
   except (AttributeError, TypeError, ValueError):
     good = False
-  if not good:
-    raise ValueError('`ranges` must be {metric: (lowest, highest)}, finite and in this order. '
-                     f'Received: ranges={ranges!r}.')
+  checks.require(good, 'be {metric: (lowest, highest)}, finite and in this order', ranges=ranges)
   taken = sorted(set(ranges) & set(RELEASED_NAMES))
   if taken:
     raise ValueError('`private_metrics` must leave the names of what else is released, '

@@ -81,9 +81,8 @@ class Silo:
 
   def __init__(self, folder: storage.Path, *, plan: tfdp.PrivacyPlan,
                new: bool = False) -> None:
-    if not isinstance(plan, tfdp.PrivacyPlan):
-      raise ValueError('`plan` must be the `tfdp.PrivacyPlan` of all rounds. '
-                       f'Received: plan={plan!r}.')
+    checks.require(isinstance(plan, tfdp.PrivacyPlan), 'be the `tfdp.PrivacyPlan` of all rounds',
+                   plan=plan)
     self._files = storage.RunFolder(folder, _STATE)
     self._folder, self._plan, self._new = self._files.path, plan, new
     self._most = 0  # The most steps that this object has seen in the folder.

@@ -115,25 +115,21 @@ def simulate(
   Returns:
     A `Simulation`.
   """
-  if not isinstance(process, engines.PrivateFedAvg):
-    raise ValueError('`process` must be what `build_private_fed_avg` returns. '
-                     f'Received: process={process!r}.')
+  checks.require(isinstance(process, engines.PrivateFedAvg),
+                 'be what `build_private_fed_avg` returns', process=process)
   if plan is not None and not (isinstance(plan, type(process.plan)) and plan == process.plan):
     raise ValueError('`plan` must be the plan the process was built with: noise and cohorts must '
                      f'come from one plan. Leave it out. Received: plan={plan!r:.60}.')
   checks.decay(dropout=dropout)
   checks.whole(rounds_per_evaluation=rounds_per_evaluation)
-  if evaluate is not None and not callable(evaluate):
-    raise ValueError('`evaluate` must be a function of the weights. '
-                     f'Received: evaluate={evaluate!r}.')
+  checks.require(evaluate is None or callable(evaluate), 'be a function of the weights',
+                 evaluate=evaluate)
   if not isinstance(facts, (list, tuple)) or not all(isinstance(fact, str) for fact in facts):
     raise ValueError(f'`facts` must be a list of sentences. Received: facts={facts!r}.')
   plan = process.plan
   rounds = plan.steps if rounds is None else rounds
   checks.whole(rounds=rounds)
-  if rounds > plan.steps:
-    raise ValueError(f"`rounds` must be between 1 and the plan's {plan.steps}. "
-                     f'Received: rounds={rounds}.')
+  checks.require(rounds <= plan.steps, f"be between 1 and the plan's {plan.steps}", rounds=rounds)
   client_ids = _clients(train_data)
   with contextlib.ExitStack() as stack:
     folder = stack.enter_context(storage.RunFolder(out)) if out is not None else None

@@ -27,8 +27,20 @@ def _finite(value: float) -> bool:
 
 def _require(kind: str, holds: Callable[[Any], bool], values: Dict[str, object]) -> None:
   for name, value in values.items():
-    if not holds(value):
-      raise ValueError(f'`{name}` must be {kind}. Received: {name}={value!r}.')
+    require(holds(value), f'be {kind}', **{name: value})
+
+
+def require(holds: object, wanted: str, **received: object) -> None:
+  """Raises ValueError unless `holds`.
+
+  Args:
+    holds: Whether the argument is right.
+    wanted: What it must be or do, the text after "`argument` must".
+    **received: The argument, and others that it does not go with.
+  """
+  if not holds:
+    values = ', '.join(f'{name}={value!r}' for name, value in received.items())
+    raise ValueError(f'`{next(iter(received))}` must {wanted}. Received: {values}.')
 
 
 def positive(**values: object) -> None:
@@ -76,9 +88,7 @@ def one_of(choices: Collection[Any], **values: object) -> None:
       known = value in tuple(choices)
     except ValueError:  # Comparing an array gives no single bool.
       known = False
-    if not known:
-      raise ValueError(
-          f'`{name}` must be one of {tuple(choices)}. Received: {name}={value!r}.')
+    require(known, f'be one of {tuple(choices)}', **{name: value})
 
 
 def for_json(value: object) -> Any:

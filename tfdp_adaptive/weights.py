@@ -71,10 +71,9 @@ class Weight(Clipping):
 
   def rule(self, rule: Rule, batch_size: Optional[float] = None,
            noise_multiplier: Optional[float] = None) -> Rule:
-    if not self.passes and any(ask.projection != 'rescale' for ask in rule.asks):
-      raise ValueError(
-          f'`clipping` must be Hard() for {rule.name}, whose records are projected, not rescaled '
-          f"(projection='euclidean'). Received: clipping={self!r}.")
+    checks.require(self.passes or all(ask.projection == 'rescale' for ask in rule.asks),
+                   f'be Hard() for {rule.name}, whose records are projected, not rescaled '
+                   "(projection='euclidean')", clipping=self)
     return rule._replace(asks=tuple(ask._replace(weight=self) for ask in rule.asks))
 
   def norm(self, norm: tf.Tensor, clip_norm: trees.Scalar) -> tf.Tensor:

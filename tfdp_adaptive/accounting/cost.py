@@ -152,9 +152,8 @@ def epsilon(
     return monte_carlo.epsilon(dp_event, target_delta, epsilon(dp_event.bound, target_delta))
   if accountant == 'rdp' or private_search.selects(dp_event):
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
-  if target_delta < SMALLEST_DELTA:
-    raise ValueError(f'`target_delta` must be at least {SMALLEST_DELTA:g}. '
-                     f'Received: target_delta={target_delta}.')
+  checks.require(target_delta >= SMALLEST_DELTA, f'be at least {SMALLEST_DELTA:g}',
+                 target_delta=target_delta)
   sigma = _gaussian(dp_event, neighbors)
   if sigma is not None:
     return gaussian.epsilon(sigma, target_delta)

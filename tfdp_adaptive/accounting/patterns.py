@@ -31,10 +31,8 @@ class _Groups(scheme.Sampling):
 
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
-    if self.cycle > scheme.population(plan):
-      raise ValueError(
-          '`cycle` must be at most the population size. Received: '
-          f'cycle={self.cycle}, population_size={plan.population_size}.')
+    checks.require(self.cycle <= scheme.population(plan), 'be at most the population size',
+                   cycle=self.cycle, population_size=plan.population_size)
 
   def participation(self, plan: terms_lib.Terms, steps: int) -> Tuple[int, int]:
     return self.cycle, -(-steps // self.cycle)
@@ -84,11 +82,10 @@ class CyclicPoisson(_Groups):
 
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
-    if self.probability(plan) > 1:
-      raise ValueError(
-          '`cycle` must be at most population_size / batch_size: a group must hold the '
-          f'expected batch. Received: cycle={self.cycle}, batch_size={plan.batch_size}, '
-          f'population_size={plan.population_size}.')
+    checks.require(self.probability(plan) <= 1,
+                   'be at most population_size / batch_size: a group must hold the expected batch',
+                   cycle=self.cycle, batch_size=plan.batch_size,
+                   population_size=plan.population_size)
 
   def probability(self, plan: terms_lib.Terms) -> float:
     return plan.batch_size * self.cycle / scheme.population(plan)

@@ -50,12 +50,10 @@ class Poisson(scheme.Sampling):
       super().check(plan)
     elif plan.population_size is not None:
       expected = self.sampling_probability * plan.population_size
-      if not math.isclose(expected, plan.batch_size, rel_tol=1e-9):
-        raise ValueError(
-            '`batch_size` must be sampling_probability * population_size where all three are '
-            f'given; leave one out. Received: batch_size={plan.batch_size}, '
-            f'sampling_probability={self.sampling_probability}, '
-            f'population_size={plan.population_size}.')
+      checks.require(math.isclose(expected, plan.batch_size, rel_tol=1e-9),
+                     'be sampling_probability * population_size where all are given; leave one out',
+                     batch_size=plan.batch_size, sampling_probability=self.sampling_probability,
+                     population_size=plan.population_size)
 
   def probability(self, plan: terms_lib.Terms) -> float:
     if self.sampling_probability is not None:
@@ -93,10 +91,8 @@ class TruncatedPoisson(Poisson):
 
   def check(self, plan: terms_lib.Terms) -> None:
     super().check(plan)
-    if self.max_batch_size < plan.batch_size:
-      raise ValueError(
-          '`max_batch_size` must be at least the expected batch size. Received: '
-          f'max_batch_size={self.max_batch_size}, batch_size={plan.batch_size}.')
+    checks.require(self.max_batch_size >= plan.batch_size, 'be at least the expected batch size',
+                   max_batch_size=self.max_batch_size, batch_size=plan.batch_size)
 
   def index_batches(self, plan: terms_lib.Terms, size: int, start_step: int,
                     seed: scheme.Seed) -> Iterator[np.ndarray]:

@@ -50,13 +50,11 @@ class Search:
   score_noise: Optional[float] = 10.0
 
   def __post_init__(self) -> None:
-    if not (checks.is_number(self.runs) and 1 <= self.runs <= _LARGEST):
-      raise ValueError(f'`runs` must be from 1 to {_LARGEST:g}: it is the expected number of runs. '
-                       f'Received: runs={self.runs!r}.')
-    if not (checks.is_number(self.shape) and (
-        0 <= self.shape <= _EVEN or self.shape == math.inf)):
-      raise ValueError(f'`shape` must be from 0 to {_EVEN:g}, or inf. '
-                       f'Received: shape={self.shape!r}.')
+    checks.require(checks.is_number(self.runs) and 1 <= self.runs <= _LARGEST,
+                   f'be from 1 to {_LARGEST:g}: it is the expected number of runs', runs=self.runs)
+    checks.require(
+        checks.is_number(self.shape) and (0 <= self.shape <= _EVEN or self.shape == math.inf),
+        f'be from 0 to {_EVEN:g}, or inf', shape=self.shape)
     if self.score_noise is not None:
       checks.positive(score_noise=self.score_noise)
 

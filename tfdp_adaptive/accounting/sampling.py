@@ -40,9 +40,8 @@ class Epochs:
   epochs: float
 
   def __post_init__(self) -> None:
-    if not (checks.is_number(self.epochs) and 0 < self.epochs <= _MOST_EPOCHS):
-      raise ValueError(f'`epochs` must be a positive number, at most {_MOST_EPOCHS:g}. '
-                       f'Received: epochs={self.epochs!r}.')
+    checks.require(checks.is_number(self.epochs) and 0 < self.epochs <= _MOST_EPOCHS,
+                   f'be a positive number, at most {_MOST_EPOCHS:g}', epochs=self.epochs)
 
   def in_steps(self, batch_size: float, population_size: Optional[int],
                sampling: Sampling = Poisson()) -> int:

@@ -46,12 +46,10 @@ class Looks:
     steps, total = tuple(self.steps), tuple(self.total)
     for step in steps + total:
       checks.whole(steps=step)
-    if not steps or list(steps) != sorted(set(steps)):
-      raise ValueError('`steps` must be ascending numbers of steps, at least one. '
-                       f'Received: steps={self.steps!r}.')
-    if not set(total) <= set(steps):
-      raise ValueError('`total` must be among the looks. '
-                       f'Received: total={self.total!r}, steps={self.steps!r}.')
+    checks.require(steps and list(steps) == sorted(set(steps)),
+                   'be ascending numbers of steps, at least one', steps=self.steps)
+    checks.require(set(total) <= set(steps), 'be among the looks',
+                   total=self.total, steps=self.steps)
     object.__setattr__(self, 'steps', steps)
     object.__setattr__(self, 'total', total)
 

@@ -158,9 +158,8 @@ def views_of(source: sources.Source, augment: Optional[Callable[..., Any]],
        views: int) -> Optional[Views]:
   """Returns the views that `plan.batches(data, augment=..., views=...)` asks for, or None."""
   checks.whole(views=views)
-  if augment is not None and not callable(augment):
-    raise ValueError('`augment` must be a function that returns one view of one example. '
-                     f'Received: augment={augment!r}.')
+  checks.require(augment is None or callable(augment),
+                 'be a function that returns one view of one example', augment=augment)
   if source.views is not None:
     if augment is not None or views not in (1, source.views):
       raise ValueError(f'The features hold {source.views} views of each example. Received: '

@@ -303,9 +303,8 @@ def columns_of(data: Any, columns: Nest) -> Any:
     >>> columns_of({'image': [[1.]], 'label': [2], 'id': [3]}, ('image', 'label'))
     ([[1.0]], [2])
   """
-  if not all(isinstance(name, str) for name in leaves(columns)):
-    raise ValueError("`columns` must be names, such as ('image', 'label'). "
-                     f'Received: columns={columns!r}.')
+  checks.require(all(isinstance(name, str) for name in leaves(columns)),
+                 "be names, such as ('image', 'label')", columns=columns)
   if isinstance(data, tf.data.Dataset):
     _pick(data.element_spec, columns)
     return data.map(lambda row: _pick(row, columns))

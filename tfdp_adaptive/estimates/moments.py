@@ -99,8 +99,7 @@ class SecondMoments:
       True
     """
     checks.positive(floor=floor)
-    if not (checks.is_number(power) and 0 <= power <= 0.5):
-      raise ValueError(f'`power` must be in [0, 0.5]. Received: power={power!r}.')
+    checks.require(checks.is_number(power) and 0 <= power <= 0.5, 'be in [0, 0.5]', power=power)
     if not self.constant:
       raise ValueError('Whitening needs the mean of the features. Received: moments without a '
                        'constant. Give `second_moments(..., constant=0.5)`.')
@@ -186,8 +185,7 @@ def second_moments(
   """
   checks.positive(bound=bound, target_bound=target_bound)
   checks.not_negative(constant=constant)
-  if not (checks.is_number(share) and 0 < share < 1):
-    raise ValueError(f'`share` must be in (0, 1). Received: share={share!r}.')
+  checks.require(checks.is_number(share) and 0 < share < 1, 'be in (0, 1)', share=share)
   source = sources.of(features)
   pair = isinstance(source.specs, tuple)
   if pair and targets is None:

@@ -39,8 +39,7 @@ def private_stddevs(
     raise ValueError('`records` must be a [n, d] matrix. Received: '
                      f'{z.ndim} axes, or none along one of them.')
   checks.positive(scale=scale, moment_ratio=moment_ratio)
-  if moment_ratio < 1:
-    raise ValueError(f'`moment_ratio` must be >= 1. Received: moment_ratio={moment_ratio}.')
+  checks.require(moment_ratio >= 1, 'be >= 1', moment_ratio=moment_ratio)
   z = np.where(np.isfinite(z).all(axis=1, keepdims=True), z, 0.0)
   rng = np.random.default_rng() if rng is None else rng
   n, d = z.shape

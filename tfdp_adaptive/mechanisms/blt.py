@@ -50,18 +50,16 @@ class BLT(toeplitz.ToeplitzMechanism):
       objective: str = 'mean') -> None:
     super().__init__(steps=steps, workload=workload, objective=objective, min_sep=min_sep,
                      max_participations=max_participations)
-    if self.steps > self.most_steps:
-      raise ValueError(f'`steps` must be at most {self.most_steps} for a BLT. Use BandedToeplitz, '
-                       'which takes any number of steps, or fewer steps of larger batches. '
-                       f'Received: steps={steps}.')
+    checks.require(self.steps <= self.most_steps,
+                   f'be at most {self.most_steps} for a BLT. Use BandedToeplitz, which takes any '
+                   'number of steps, or fewer steps of larger batches', steps=steps)
     checks.whole(0, buffers=buffers)
     self.buffers = int(buffers)
     self._given = _check(weights, decays, self.buffers)
-    if self._given is None and self.buffers > _MOST:
-      raise ValueError(f'`buffers` must be at most {_MOST} to be designed: more gain nothing (four '
-                       'are within 1% of the best Toeplitz noise up to a million steps), and cost '
-                       'a row of memory each. Give `weights` and `decays` to use more. '
-                       f'Received: buffers={buffers}.')
+    checks.require(self._given is not None or self.buffers <= _MOST,
+                   f'be at most {_MOST} to be designed: more gain nothing (four are within 1% of '
+                   'the best Toeplitz noise up to a million steps), and cost a row of memory '
+                   'each. Give `weights` and `decays` to use more', buffers=buffers)
 
   @property
   def output_scale(self) -> np.ndarray:
@@ -131,10 +129,9 @@ def _check(
   if weights is None and decays is None:
     return None
   omega, theta = (np.asarray(() if v is None else v, np.float64) for v in (weights, decays))
-  if not (omega.shape == theta.shape == (buffers,) and np.all(omega > 0)
-          and np.all(np.isfinite(omega)) and np.all((theta > 0) & (theta < 1))
-          and np.all(np.diff(theta) < 0)):
-    raise ValueError(f'`weights` must be {buffers} positive numbers, and `decays` as many '
-                     'decreasing ones in (0, 1). '
-                     f'Received: weights={weights}, decays={decays}.')
+  checks.require(
+      omega.shape == theta.shape == (buffers,) and np.all(omega > 0) and np.all(np.isfinite(omega))
+      and np.all((theta > 0) & (theta < 1)) and np.all(np.diff(theta) < 0),
+      f'be {buffers} positive numbers, and `decays` as many decreasing ones in (0, 1)',
+      weights=weights, decays=decays)
   return tuple(omega.tolist()), tuple(theta.tolist())

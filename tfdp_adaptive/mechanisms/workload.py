@@ -43,10 +43,10 @@ class Workload:
 
   def __post_init__(self) -> None:
     checks.decay(momentum=self.momentum)
-    if (not isinstance(self.learning_rates, (tuple, list, np.ndarray))
-        or not all(map(checks.is_number, self.learning_rates))):
-      raise ValueError('`learning_rates` must be a sequence of numbers. '
-                       f'Received: learning_rates={self.learning_rates!r}.')
+    checks.require(
+        isinstance(self.learning_rates, (tuple, list, np.ndarray))
+        and all(map(checks.is_number, self.learning_rates)),
+        'be a sequence of numbers', learning_rates=self.learning_rates)
     rates = tuple(float(r) for r in self.learning_rates)
     if not np.all(np.isfinite(rates)) or any(r < 0 for r in rates) or (rates and not any(rates)):
       raise ValueError('`learning_rates` must be finite and >= 0, and not all zero. '

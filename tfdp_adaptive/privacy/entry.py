@@ -84,11 +84,11 @@ class Entry:
       if self.taken >= self.steps:
         raise ValueError('`taken` must be below `steps`, which counts what could have been taken. '
                          f'Received: taken={self.taken}, steps={self.steps}.')
-    if self.clip_norms and (
-        sum(n for n, _ in self.clip_norms) != self.done
-        or self.plan is None or self.clip_norms[-1][1] != self.plan.l2_norm_clip):
-      raise ValueError("`clip_norms` must be of all steps of a run, and end with its plan's. "
-                       f'Received: clip_norms={self.clip_norms}.')
+    checks.require(
+        not self.clip_norms or (
+            sum(n for n, _ in self.clip_norms) == self.done and self.plan is not None
+            and self.clip_norms[-1][1] == self.plan.l2_norm_clip),
+        "be of all steps of a run, and end with its plan's", clip_norms=self.clip_norms)
 
   @property
   def done(self) -> int:

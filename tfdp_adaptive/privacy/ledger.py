@@ -57,10 +57,10 @@ class Ledger:
   entries: Tuple[Entry, ...] = ()
 
   def __post_init__(self) -> None:
-    if not isinstance(self.entries, (tuple, list)) or not all(
-        isinstance(entry, Entry) for entry in self.entries):
-      raise ValueError('`entries` must be a tuple of `tfdp.privacy.ledger.Entry`. '
-                       f'Received: entries={self.entries!r}.')
+    checks.require(
+        isinstance(self.entries, (tuple, list))
+        and all(isinstance(entry, Entry) for entry in self.entries),
+        'be a tuple of `tfdp.privacy.ledger.Entry`', entries=self.entries)
     object.__setattr__(self, 'entries', tuple(self.entries))
 
   def begin(

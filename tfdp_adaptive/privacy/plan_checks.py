@@ -64,9 +64,8 @@ def population(plan: terms_lib.Terms) -> None:
       _delta(plan, plan.batch_size / q, 'about N')
     return
   checks.whole(population_size=plan.population_size)
-  if plan.batch_size > plan.population_size:
-    raise ValueError('`batch_size` must be at most the population size. Received: '
-                     f'batch_size={plan.batch_size}, population_size={plan.population_size}.')
+  checks.require(plan.batch_size <= plan.population_size, 'be at most the population size',
+                 batch_size=plan.batch_size, population_size=plan.population_size)
   _delta(plan, plan.population_size, 'N')
 
 
@@ -136,17 +135,13 @@ def participation(plan: terms_lib.Terms) -> None:
   min_sep, max_participations = plan.sampling.participation(plan, plan.steps)
   if plan.min_sep is not None:
     checks.whole(min_sep=plan.min_sep)
-    if plan.min_sep > min_sep:
-      raise ValueError(
-          f'`min_sep` must be at most {min_sep}, what {plan.sampling!r} keeps to. '
-          f'Received: min_sep={plan.min_sep}.')
+    checks.require(plan.min_sep <= min_sep,
+                   f'be at most {min_sep}, what {plan.sampling!r} keeps to', min_sep=plan.min_sep)
   if plan.max_participations is not None:
     checks.whole(max_participations=plan.max_participations)
-    if plan.max_participations < max_participations:
-      raise ValueError(
-          f'`max_participations` must be at least {max_participations}, what '
-          f'{plan.sampling!r} can reach in {plan.steps} steps. '
-          f'Received: max_participations={plan.max_participations}.')
+    checks.require(plan.max_participations >= max_participations,
+                   f'be at least {max_participations}, what {plan.sampling!r} can reach in '
+                   f'{plan.steps} steps', max_participations=plan.max_participations)
   if not plan.amplified:
     cost.sensitivity(plan.mechanism, *plan.participation(),
                      plan.fixed_order)  # Raises where there is no cost.

@@ -18,10 +18,10 @@ def check(box: Optional[Box], radius: Optional[float]) -> None:
                      f'Received: box={box}, radius={radius}.')
   if radius is not None:
     checks.positive(radius=radius)
-  if box is not None and not (
-      isinstance(box, (tuple, list)) and len(box) == 2 and all(map(checks.is_number, box))
-      and box[0] < box[1]):
-    raise ValueError(f'`box` must be a pair (low, high) with low < high. Received: box={box!r}.')
+  checks.require(
+      box is None or (isinstance(box, (tuple, list)) and len(box) == 2
+                      and all(map(checks.is_number, box)) and box[0] < box[1]),
+      'be a pair (low, high) with low < high', box=box)
 
 
 def projection(

@@ -156,9 +156,8 @@ def _following(rule: contract.Rule, side: contract.SideQuery, estimate: Callable
   low, high = bounds
   checks.positive(bounds=low)
   checks.positive(bounds=high)
-  if not low <= 1 <= high:
-    raise ValueError('`bounds` must hold 1, where the clip norm starts in units of '
-                     f'`l2_norm_clip`. Received: bounds={bounds}.')
+  checks.require(low <= 1 <= high, 'hold 1, where the clip norm starts in units of `l2_norm_clip`',
+                 bounds=bounds)
   wrapping.require(rule, 'query', 'clip norm', 'fixed', 'step')
   contract.check_side_query(rule.asks[0]._replace(side_query=side))
 

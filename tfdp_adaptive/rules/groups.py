@@ -85,20 +85,18 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   """
   checks.one_of(SPLITS, split=split)
   groups = tuple(int(group) for group in groups)
-  if not groups or sorted(set(groups)) != list(range(max(groups) + 1)):
-    raise ValueError('`groups` must name a group for every variable, counted from 0 without a gap. '
-                     f'Received: groups={groups}.')
+  checks.require(groups and sorted(set(groups)) == list(range(max(groups) + 1)),
+                 'name a group for every variable, counted from 0 without a gap', groups=groups)
   count = max(groups) + 1
   lengths = np.ones(count) if norms is None else np.asarray(norms, np.float64)
   if lengths.shape != (count,) or not (np.all(np.isfinite(lengths)) and np.all(lengths > 0)):
     raise ValueError('`norms` must be one positive number per group. '
                      f'Received: norms={norms} for {count} groups.')
   wrapping.require(rule, 'query', 'clip norm', 'noise', 'norm', 'step')
-  if rule.asks[0].side_query is not None and not _apart(rule):
-    raise ValueError(
-        '`rule` must treat every coordinate by itself if the clip norm of every group follows: '
-        'each has a copy of it. Use `quantile_clip(grouped(rule, ...))`, which moves all clip '
-        f'norms alike, or fixed ones. Received: rule={rule.name}.')
+  checks.require(rule.asks[0].side_query is None or _apart(rule),
+                 'treat every coordinate by itself if the clip norm of every group follows: each '
+                 'has a copy of it. Use `quantile_clip(grouped(rule, ...))`, which moves all clip '
+                 'norms alike, or fixed ones', rule=rule.name)
   return _around(rule, lengths, groups, split)
 
 

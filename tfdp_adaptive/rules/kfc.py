@@ -62,8 +62,7 @@ def dp_kfc(
   """
   checks.decay(momentum=momentum, decay=decay)
   checks.positive(power=power, scale_epsilon=scale_epsilon)
-  if power > 1:
-    raise ValueError(f'`power` must be at most one. Received: power={power}.')
+  checks.require(power <= 1, 'be at most one', power=power)
   checks.whole(refresh_every=refresh_every)
   checks.one_of(('scaled', 'raw'), frame=frame)
   first = moments.heavy_ball(momentum, nesterov=False)

@@ -87,10 +87,9 @@ def dp_muon(
     A `contract.Rule` whose direction has no unit.
   """
   checks.positive(relative_adam_learning_rate=relative_adam_learning_rate)
-  if not isinstance(exclude, (list, tuple)) or not all(
-      isinstance(pattern, str) for pattern in exclude):
-    raise ValueError('`exclude` must be a list of regular expressions. '
-                     f'Received: exclude={exclude!r}.')
+  checks.require(
+      isinstance(exclude, (list, tuple)) and all(isinstance(pattern, str) for pattern in exclude),
+      'be a list of regular expressions', exclude=exclude)
   patterns = [re.compile(pattern).pattern for pattern in exclude]  # Kept as text: runs are saved.
 
   def is_matrix(spec: tf.TensorSpec) -> bool:

@@ -74,9 +74,8 @@ def _ellipsoidal(
   checks.one_of(('euclidean', 'rescale'), projection=projection)
   constraints.check(box, radius)
   for a in () if ellipsoid is None else tf.nest.flatten(ellipsoid):
-    if not np.all((np.asarray(a) > 0) & np.isfinite(a)):
-      raise ValueError('`ellipsoid` must be positive and finite everywhere. '
-                       f'Received: ellipsoid={a}.')
+    checks.require(np.all((np.asarray(a) > 0) & np.isfinite(a)),
+                   'be positive and finite everywhere', ellipsoid=a)
 
   def init(specs: trees.Tree) -> State:
     scale = () if ellipsoid is None else trees.map(

@@ -33,9 +33,7 @@ def dp_sgd(momentum: float = 0.0, nesterov: bool = False) -> contract.Rule:
     A `contract.Rule` whose direction has the units of a gradient.
   """
   checks.decay(momentum=momentum)
-  if nesterov and not momentum:
-    raise ValueError('`momentum` must be positive with `nesterov=True`. '
-                     f'Received: momentum={momentum}.')
+  checks.require(not nesterov or momentum, 'be positive with `nesterov=True`', momentum=momentum)
   first = moments.heavy_ball(momentum, nesterov) if momentum else moments.gradient_itself()
 
   def init(specs: trees.Tree) -> State:

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import contract
 from tfdp_adaptive import trees
 from tfdp_adaptive import weights
@@ -29,8 +30,7 @@ def require(rule: contract.Rule, *needs: str) -> None:
   """Raises unless a rule has what its wrapper needs, in this order."""
   for need in needs:
     holds, text = _NEEDS[need]
-    if not holds(rule):
-      raise ValueError(f'`rule` must {text}. Received: rule={rule.name}.')
+    checks.require(holds(rule), text, rule=rule.name)
 
 
 def cut(tree: trees.Tree, numbers: Sequence[int], count: int) -> Tuple[Tuple[Any, ...], ...]:
@@ -81,7 +81,6 @@ def with_clipping(rule: contract.Rule, clipping: weights.Weight) -> contract.Rul
     >>> with_clipping(contract.Rule((), (), ()), weights.AutoS(0.3)).asks[0].weight
     tfdp.clipping.AutoS(gamma=0.3)
   """
-  if not isinstance(clipping, weights.Weight):
-    raise ValueError('`clipping` must weight records by their norm, such as tfdp.clipping.AutoS(). '
-                     f'Received: clipping={clipping!r}.')
+  checks.require(isinstance(clipping, weights.Weight),
+                 'weight records by their norm, such as tfdp.clipping.AutoS()', clipping=clipping)
   return clipping.rule(rule)
