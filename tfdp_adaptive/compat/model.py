@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of either Keras: layers, variables, frozen weights, losses, structure, clones."""
+"""Models and layers of either Keras.
+
+Variables, frozen weights, losses, structure and clones of models; calls, vectorization, recurrent
+masks and vocabularies of layers.
+"""
 
 import contextlib
 import functools

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Banded Toeplitz strategies: the design with the least error for any number of steps.
+"""Toeplitz strategies: independent noise, and the banded design with the least error.
 
-The matrices C with coefficients c_0, ..., c_{b-1} (Choquette-Choo et al. 2023,
+The matrices C of the design have coefficients c_0, ..., c_{b-1} (Choquette-Choo et al. 2023,
 arXiv:2306.08153; Toeplitz: McKenna 2024, arXiv:2405.15913). Cost per
 evaluation is O(L b) with L about b sqrt(T / b): coefficients of A C^-1 tend to
 a constant geometrically, so their tail is summed in closed form.
@@ -20,6 +20,18 @@ from tfdp_adaptive.mechanisms import matrices
 from tfdp_adaptive.mechanisms import registry
 from tfdp_adaptive.mechanisms import sensitivity as sensitivity_lib
 from tfdp_adaptive.mechanisms import workload as workload_lib
+
+_TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
+Loss = Callable[[np.ndarray], Tuple[float, np.ndarray]]  # x -> (value, gradient)
+
+_NEGLIGIBLE = 1e-16  # Smaller coefficients do not count; the first one is 1.
+_GONE = 1e-290  # Smaller ones are zero; arithmetic with numbers near 1e-308 is slow.
+_DIRECT = 1 << 12  # Coefficients of a reciprocal that are computed one by one.
+_FEW_PRODUCTS = 1 << 24  # Length times taps up to which products are faster than transforms.
+_HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
+_FEW_LAGS = 64  # Number of products of long vectors that are faster than one transform.
+_MOST_FORMED = 1 << 11  # Largest number of coefficients of C^-1 of a design for a schedule.
+_LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
 class ToeplitzMechanism(interface.Mechanism):
@@ -80,19 +92,6 @@ class IndependentGaussian(ToeplitzMechanism):
   def _sensitivity(self, min_sep: int, k: int) -> float:
     del min_sep  # Columns are disjoint at any distance.
     return math.sqrt(k)
-
-
-_TAIL = 1e-10  # Relative distance from the limit at which the tail is closed.
-Loss = Callable[[np.ndarray], Tuple[float, np.ndarray]]  # x -> (value, gradient)
-
-_NEGLIGIBLE = 1e-16  # Smaller coefficients do not count; the first one is 1.
-_GONE = 1e-290  # Smaller ones are zero; arithmetic with numbers near 1e-308 is slow.
-_DIRECT = 1 << 12  # Coefficients of a reciprocal that are computed one by one.
-_FEW_PRODUCTS = 1 << 24  # Length times taps up to which products are faster than transforms.
-_HUGE = 1e100  # C^-1 counts as unstable, before products overflow.
-_FEW_LAGS = 64  # Number of products of long vectors that are faster than one transform.
-_MOST_FORMED = 1 << 11  # Largest number of coefficients of C^-1 of a design for a schedule.
-_LONGEST = 1 << 23  # Coefficients simulated before C^-1 counts as unstable.
 
 
 @registry.register(registry.Design('banded-toeplitz', 'bands'))
