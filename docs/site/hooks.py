@@ -69,7 +69,8 @@ SYNONYMS = {
                          'HIPAA, membership inference',
     'guides/features.md': 'transfer learning, linear probe, pretrained, fine-tuning',
     'guides/generative.md': 'VAE, GAN, diffusion, synthetic data, time series',
-    'guides/lora.md': 'BERT, GPT, LLM, large language model, PEFT, adapters, fine-tuning',
+    'guides/lora.md': 'BERT, GPT, LLM, large language model, PEFT, adapters, fine-tuning, '
+                      'freeze layers, BitFit',
     'guides/resume.md': 'checkpoint, save the model, export, serve, load, restart, preemption',
     'guides/report.md': 'model card, datasheet, audit trail, compliance',
     'guides/training.md': 'tf.data, Dataset, generator, DataLoader, input pipeline, PyDataset, '
