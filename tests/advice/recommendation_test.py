@@ -208,8 +208,9 @@ def test_a_model_that_mixes_examples_is_refused():
 def test_public_examples_among_the_private_ones_are_named(found):
   x, y = examples(200, 1)
   x[7], x[9] = examples(100, 0)[0][[3, 55]]
-  with pytest.raises(ValueError, match=r'2 public examples .* \[3, 55\]'):
-    found.batches((x, y))
+  for data in ((x, y), (x.astype('float64'), y), (x.tolist(), y.tolist())):
+    with pytest.raises(ValueError, match=r'2 public examples .* \[3, 55\]'):
+      found.batches(data)
 
 
 @pytest.mark.parametrize('clean, text', [

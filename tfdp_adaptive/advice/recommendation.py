@@ -145,8 +145,10 @@ class Recommendation:
       ValueError: If an example of `data`, a tuple of arrays `(x, ...)`, has the inputs of a public
         one. The error names the public examples.
     """
-    if self.rows and isinstance(data, (tuple, list)):
-      known = set(trial_lib.contents(tf.nest.map_structure(array, data[0])))
+    if self.rows and isinstance(data, tuple):
+      x = data[0]  # A list is one array, as in `plan.batches`.
+      known = set(trial_lib.contents(
+          array(x) if isinstance(x, list) else tf.nest.map_structure(array, x)))
       shared = [i for i, content in enumerate(trial_lib.contents(self._origin.x))
                 if content in known]
       if shared:
