@@ -88,7 +88,8 @@ def test_a_search_that_is_interrupted_goes_on_and_forgets_its_losers(monkeypatch
   with pytest.raises(KeyboardInterrupt):
     run(interrupted, plan, directory=tmp_path)
   assert build.built == [0.0, 1.0]
-  assert runfolder.load(tmp_path / 'search.npz')[1]['best'] == {'setting': 1, 'score': 1.0}
+  saved = runfolder.load(tmp_path / 'search.npz')[1]['best']
+  assert (saved['setting'], saved['score']) == (1, 1.0)
   best = run(build, plan, directory=tmp_path)
   assert build.built == [0.0, 1.0, 2.0, 1.0]  # The third, and the best one for its weights.
   assert best.settings == {'bias': 1.0}
@@ -101,6 +102,28 @@ def test_a_search_that_is_interrupted_goes_on_and_forgets_its_losers(monkeypatch
   assert again.settings == best.settings and len(build.built) == 5
   with pytest.raises(ValueError, match='must hold the same search'):
     run(build, make_plan(noise_multiplier=3.0), directory=tmp_path)
+
+
+def test_the_result_of_another_process_has_the_ledger_of_its_run_and_trains_on(
+    monkeypatch, tmp_path):
+  """What was trained is counted beside what a model that was built again does."""
+  base = tfdp.make_private(compat.keras.Sequential([layers.Input([3]), layers.Dense(3)]))
+  before = make_plan(search=None)
+  base.compile(tfdp.DPSGD(0.1, plan=before), 'mse', run_eagerly=True)
+  base.fit(before.batches((X, X)), verbose=0)
+  base.trainable = False
+  fixed(monkeypatch, [1, 1])
+  build, plan = Builder(trains=True), make_plan()
+  data = tfdp.features(base, (X, Y))
+  kwargs = dict(validation=(X[:8], Y[:8]), score=score, directory=tmp_path)
+  first, again = (tfdp.tune(build, SPACE, data, plan, **kwargs) for _ in range(2))
+  assert build.built == [1.0, 1.0, 1.0]
+  assert again.model.ledger == first.model.ledger and len(again.model.ledger.entries) == 2
+  assert again.model.ledger.entries[-1].engines
+  assert again.statement() == first.statement()
+  again.model.fit(again.model.optimizer.plan.batches((X, Y)), verbose=0)
+  assert [entry.steps for entry in again.model.ledger.entries] == [1, 1, 1]
+  assert again.model.ledger.epsilon() > first.model.ledger.epsilon()
 
 
 def test_what_is_secret_is_read_by_nobody_else(monkeypatch, tmp_path):

@@ -25,13 +25,15 @@ from tfdp_adaptive.batches import sources
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import optimizer as optimizer_lib
 from tfdp_adaptive.keras import weight_ledger
+from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import plan as plan_lib
+from tfdp_adaptive.privacy import statement as statement_lib
 
 Settings = Dict[str, Any]
 Space = Union[Mapping[str, Sequence[Any]], Sequence[Settings]]
 Build = Callable[[Settings, plan_lib.PrivacyPlan], Any]
 Score = Callable[[Any, Any, Any], Any]
-_FORMAT, _FILE = 'tfdp_adaptive.tune 1', 'search.npz'
+_FORMAT, _FILE = 'tfdp_adaptive.tune 2', 'search.npz'
 
 
 class Tuned(NamedTuple):
@@ -44,7 +46,9 @@ class Tuned(NamedTuple):
 
   def statement(self) -> str:
     """Returns the privacy statement of the model, in plain text."""
-    return (self.plan if self.model is None else self.model.optimizer).statement()
+    if self.model is None:
+      return self.plan.statement()
+    return statement_lib.of(weight_ledger.card(self.model.ledger.entries, plots=False))
 
 
 def tune(build: Build, space: Space, data: sources.Data,
@@ -99,14 +103,15 @@ def tune(build: Build, space: Space, data: sources.Data,
                                          plan.search.score_noise)
       if state.best is None or value > state.best['score']:
         model, state.weights = candidate, _values(candidate)
-        state.best = {'setting': state.candidates[number], 'score': value}
+        state.best = {'setting': state.candidates[number], 'score': value,
+                      'ledger': candidate.optimizer.ledger_after(plan.steps).to_json()}
       state.done = number + 1
       state.save()
     if state.best is None:
       return Tuned(None, None, None, plan)
     settings, value = grid[state.best['setting']], state.best['score']
     if model is None:
-      model = _restored(build, settings, plan, x, state.weights)
+      model = _restored(build, settings, plan, x, state)
     # The number of runs and those that lost are forgotten; what is left is the result.
     state.candidates, state.done = [state.best['setting']], 1
     state.save()
@@ -184,15 +189,15 @@ def _values(model: model_lib.DPModel) -> List[Any]:
 
 
 def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: trees.Tree,
-              weights: List[np.ndarray]) -> Any:
+              state: '_State') -> Any:
   """Returns the best model of an earlier process: built anew, with its weights and ledger."""
   model = _checked(build, settings, plan)
   if not model.built:
     model(tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:1]), x), training=False)
-  for variable, value in zip(_values(model), weights):
+  for variable, value in zip(_values(model), state.weights):
     variable.assign(value)
-  entry = model.optimizer.run.entries(plan.steps)[-1]
-  weight_ledger.Ledger(model.trainable_variables).attach([entry])
+  spent = ledger_lib.Ledger.from_json(state.best['ledger'])
+  weight_ledger.Ledger.of(model).attach(spent.entries)
   return model
 
 
@@ -211,7 +216,7 @@ class _State:
     self._lock: Any = None
     self.candidates: Any = None  # Indices of the grid, one a run.
     self.done = 0  # Runs.
-    self.best: Any = None  # Index of its setting, and its score.
+    self.best: Any = None  # Index of its setting, its score, and its ledger.
     self.weights: List[Any] = []  # Weights of the best run.
 
   def __enter__(self) -> '_State':
