@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 from typing import Any, Callable, List, NamedTuple, Optional, Protocol, Sequence, Tuple, Type, Union
 
 import tensorflow as tf
 
+from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
 from . import server as server_lib
@@ -64,6 +66,28 @@ class Remote(NamedTuple):
 Workers = Union[int, str, Remote]
 
 
+class TrainedWeights(server_lib.ModelWeights):
+  """Weights that tell the Keras model that they are assigned to what they cost.
+
+  Attributes:
+    ledger: The `tfdp.Ledger` of all rounds.
+  """
+
+  ledger: ledger_lib.Ledger = ledger_lib.Ledger()
+
+  def assign_weights_to(self, model: tf.keras.Model) -> None:
+    """Puts them into a Keras model, whose ledger is theirs from then on."""
+    super().assign_weights_to(model)
+    weight_ledger.Ledger.of(model).attach(self.ledger.entries, replace=True)
+
+
+def trained(weights: Sequence[Any], ledger: ledger_lib.Ledger) -> TrainedWeights:
+  """Returns `(trainable, non_trainable)` with the ledger of what they cost."""
+  result = TrainedWeights(*weights)
+  result.ledger = ledger
+  return result
+
+
 class PrivateFedAvg(abc.ABC):
   """Rounds of federated averaging, with the plan that they follow.
 
@@ -93,6 +117,16 @@ class PrivateFedAvg(abc.ABC):
   def history(self) -> Sequence[ledger_lib.Entry]:
     """Returns the ledger of the initial weights, if they have one."""
     return ()
+
+  def entry(self, rounds: int, **more: Any) -> ledger_lib.Entry:
+    """Returns the ledger entry of so many rounds; `more` are other fields of it."""
+    begun, = ledger_lib.Ledger().begin(self.plan, self.rule).done(rounds).entries
+    clip = self.settings['quantile_clip']
+    following = () if clip is None else (
+        f'Adaptive clip norm: {clip}, inside the same budget; the clip norm above is the first '
+        'one.',)
+    return dataclasses.replace(begun, **{
+        'seeded': self.seed is not None, 'clipping': (*begun.clipping, *following), **more})
 
   @abc.abstractmethod
   def initialize(self) -> server_lib.State:

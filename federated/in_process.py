@@ -60,6 +60,12 @@ class InProcess(engines.PrivateFedAvg):
         [tf.identity(v) for v in model.trainable_variables],
         [tf.identity(v) for v in model.non_trainable_variables]))
 
+  def get_model_weights(self, state: server_lib.State) -> server_lib.ModelWeights:
+    mine = self.entry(min(int(state.round), self.plan.steps), own_sampler=(
+        'the caller of `next` drew the users of each round'))
+    return engines.trained(
+        state.global_model_weights, ledger_lib.Ledger((*self.history(), mine)))
+
   def next(self, state: server_lib.State, client_data: Sequence[tf.data.Dataset]) -> RoundOutput:
     """Returns `(state, metrics)` after a round of these data sets."""
     users = types.SimpleNamespace(  # Known by their positions.

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import runfolder
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 from . import engines
 from . import identity
@@ -103,16 +104,21 @@ class Run:
     failed: {client: rounds in which it failed}.
     ever_succeeded: Whether any client could ever be trained.
     notes: Sentences for the run's entry of the ledger.
+    before: Entries of the ledger of the weights that the first round began with.
+    seeded: Whether any round had a fixed seed.
   """
 
   def __init__(
       self, process: engines.PrivateFedAvg, folder: Optional[storage.RunFolder],
       train_data: engines.ClientData, client_ids: Sequence[engines.Client]) -> None:
-    self._folder = folder
+    self._process, self._folder = process, folder
     self.history: List[Row] = []
     self.failed: Dict[engines.Client, int] = {}
     self.pending: Row = {}
     self.notes: Tuple[str, ...] = ()
+    self.before, self.seeded = tuple(process.history()), process.seed is not None
+    self._id = ledger_lib.new_run()
+    self._resumed: Tuple[Tuple[str, int], ...] = ()
     self.ever_succeeded = False
     self.state: server_lib.State = tf.nest.map_structure(tf.constant, process.initialize())
     if folder is None:
@@ -129,6 +135,10 @@ class Run:
     self.history, self.failed, self.pending = (
         record['history'], record['failed'], record['pending'])
     self.ever_succeeded, self.notes = True, tuple(record.get('notes', ()))
+    if 'ledger' in record:  # Not of the model that is given now, whose weights are not used.
+      *before, mine = ledger_lib.Ledger.from_json(record['ledger']).entries
+      self.before, self.seeded = (*before, *self.before), self.seeded or mine.seeded
+      self._resumed = (*mine.resumed, (mine.run, mine.steps))
 
   def _state_of(
       self, path: pathlib.Path, arrays: Sequence[np.ndarray], record: storage.Record
@@ -158,9 +168,18 @@ class Run:
     """Notes what the sampling seed commits to, unless this is not the seed of the first round."""
     self.notes = (note,) if not self.done or note in self.notes else ()
 
+  def ledger(self) -> ledger_lib.Ledger:
+    """Returns the ledger of the weights after the rounds so far."""
+    return ledger_lib.distinct((*self.before, self._process.entry(
+        self.done, run=self._id, resumed=self._resumed, seeded=self.seeded, notes=self.notes)))
+
   def weights(self) -> server_lib.ModelWeights:
+    """Returns the weights; those of a Keras model, which may get them, with their ledger."""
     weights = self.state.global_model_weights
-    return type(weights)(*tf.nest.map_structure(np.asarray, tuple(weights)))
+    arrays = tf.nest.map_structure(np.asarray, tuple(weights))
+    if isinstance(weights, server_lib.ModelWeights):
+      return engines.trained(arrays, self.ledger())
+    return type(weights)(*arrays)  # TFF's.
 
   def advance(self, state: server_lib.State, released: Row,
               failed: Iterable[engines.Client]) -> None:
@@ -175,7 +194,7 @@ class Run:
     if self._folder is not None:
       self._folder.save(tf.nest.flatten(state), {
           'identity': self._identity, 'history': self.history, 'failed': self.failed,
-          'pending': self.pending, 'notes': self.notes})
+          'pending': self.pending, 'notes': self.notes, 'ledger': self.ledger().to_json()})
 
 
 def _identity(process: engines.PrivateFedAvg, train_data: engines.ClientData,

@@ -2,7 +2,6 @@
 """Runs a private process over simulated users, as its plan says."""
 
 import contextlib
-import dataclasses
 import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 import warnings
@@ -16,9 +15,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import privacy
 from tfdp_adaptive.batches import digests
 from tfdp_adaptive.batches import sampling_seed
-from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import card as card_lib
-from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.privacy import statement as privacy_statement
 from tfdp_adaptive.privacy import weight_digests
 
@@ -32,26 +29,11 @@ _PREFIXES = ('private/', 'not_private/')
 Evaluate = Callable[[server_lib.ModelWeights], Dict[str, float]]
 
 
-class TrainedWeights(server_lib.ModelWeights):
-  """Weights that tell the Keras model that they are assigned to what they cost.
-
-  Attributes:
-    ledger: The `tfdp.Ledger` of all rounds.
-  """
-
-  ledger: ledger_lib.Ledger = ledger_lib.Ledger()
-
-  def assign_weights_to(self, model: tf.keras.Model) -> None:
-    """Puts them into a Keras model, whose ledger is theirs from then on."""
-    super().assign_weights_to(model)
-    weight_ledger.Ledger.of(model).attach(self.ledger.entries, replace=True)
-
-
 class Simulation(NamedTuple):
   """The result of a simulation.
 
   Attributes:
-    weights: `TrainedWeights` after the last round.
+    weights: `engines.TrainedWeights` after the last round.
     rounds: Number of rounds of the plan that were run.
     history: One dict per round. Names that start with private/ are releases of the round, and all
       others come from `evaluate`.
@@ -63,7 +45,7 @@ class Simulation(NamedTuple):
     described: The arguments of `Ledger.card` that describe a federated run.
   """
 
-  weights: TrainedWeights
+  weights: engines.TrainedWeights
   rounds: int
   history: List[Dict[str, float]]
   statement: str
@@ -172,8 +154,7 @@ def simulate(
       seconds.append(time.monotonic() - start)
       report()
       bar.update()
-  weights = TrainedWeights(*run.weights())
-  weights.ledger = _ledger(process, run.done, run.notes)
+  weights = engines.trained(run.weights(), run.ledger())
   described = _described(process.settings, facts)
   card = weights.ledger.card(plots=False, **described)
   return Simulation(weights, run.done, run.history,
@@ -200,20 +181,6 @@ def _cohorts(
     if log is not None:
       log.write(run.done, np.array([str(client) for client in cohort], object))
     yield cohort
-
-
-def _ledger(process: engines.PrivateFedAvg, rounds: int,
-            notes: Sequence[str]) -> ledger_lib.Ledger:
-  """Returns the ledger of the weights after `rounds`, including earlier runs if known."""
-  before = ledger_lib.Ledger(tuple(process.history()))
-  *others, mine = before.begin(process.plan, process.rule).done(rounds).entries
-  clip = process.settings['quantile_clip']
-  following = [] if clip is None else [
-      f'Adaptive clip norm: {clip}, inside the same budget; the clip norm above is the first one.']
-  return ledger_lib.Ledger((*others, dataclasses.replace(
-      mine, run=ledger_lib.new_run(), seeded=process.seed is not None,
-      notes=(*mine.notes, *notes),
-      clipping=(*mine.clipping, *following))))
 
 
 def _described(settings: Dict[str, Any], facts: Sequence[str]) -> Dict[str, Any]:

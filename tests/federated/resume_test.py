@@ -4,6 +4,7 @@
 import csv
 import os
 import pathlib
+import shutil
 import signal
 import stat
 
@@ -19,6 +20,8 @@ from tfdp_adaptive import rules
 from tfdp_adaptive.federated import rounds
 from tfdp_adaptive.federated import run as run_lib
 from tfdp_adaptive.federated import storage
+from tfdp_adaptive.keras import weight_ledger
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 STEPS = 3
 METRICS = tfdp.federated.PrivateMetrics({'loss': (0.0, 50.0)}, share=0.1)
@@ -191,6 +194,40 @@ def test_kill_9(tmp_path):
   # Rounds 2 and 3 were begun twice: with the noise of other keys.
   assert [int(line.split()[-1]) for line in used] == [0, 1, 1, 2, 2, 3, 4, 5]
   assert len(set(used)) == len(used)
+
+
+def test_a_run_that_goes_on_keeps_what_its_first_weights_cost_and_its_seed(tmp_path):
+  """The weights are those of the folder, whatever model the process is given now."""
+  plan = regression.make_plan(steps=6, seed=None)
+  earlier = ledger_lib.Entry(plan, 4, run='an earlier run')
+  users = tfdp.federated.Users(regression.make_users(), batch_size=4)
+
+  def ledger(rounds, *past, seed=None, out=tmp_path):
+    def model_fn():
+      model = regression.model_fn()
+      weight_ledger.Ledger.of(model).attach(past)
+      return model
+
+    process = regression.build(rules.dp_adam(), plan, model_fn=model_fn, seed=seed)
+    result = tfdp.federated.simulate(process, users, out=out, rounds=rounds, progress=False)
+    assert len(result.card().runs) == len(result.weights.ledger.entries)
+    return result.weights.ledger
+
+  first = ledger(2, earlier, seed=3)
+  assert [entry.steps for entry in first.entries] == [4, 2]
+  second = ledger(3)
+  assert [entry.steps for entry in second.entries] == [4, 3] and second.entries[-1].seeded
+  assert second.epsilon() == tfdp.Ledger((earlier,)).begin(plan).done(3).epsilon()
+  # Weights of this folder, in the model that it is then given, are no earlier run.
+  third = ledger(5, *second.entries)
+  assert [entry.steps for entry in third.entries] == [4, 5]
+  assert ledger_lib.distinct([*first.entries, *second.entries, *third.entries]) == third
+  # Two runs that part ways after a round count as two.
+  other = ledger(4, out=shutil.copytree(tmp_path, tmp_path.with_name('copy')))
+  assert [entry.steps for entry in other.entries] == [4, 5]
+  parted = [ledger(6), ledger(6, out=tmp_path.with_name('copy'))]
+  assert [entry.steps for entry in ledger_lib.distinct(
+      [entry for one in parted for entry in one.entries]).entries] == [4, 6, 6]
 
 
 def test_a_run_that_goes_on_draws_with_fresh_keys(tmp_path):

@@ -19,6 +19,7 @@ from tfdp_adaptive import runfolder
 from tfdp_adaptive.federated import run as run_lib
 from tfdp_adaptive.federated import simulation
 from tfdp_adaptive.federated import storage
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 TREE = (tf.range(3), tf.ones([2]))
 RECORD = {'identity': {'plan': 1}, 'history': [{'round': 1}], 'failed': {}, 'pending': {}}
@@ -190,6 +191,7 @@ def test_no_time_of_a_round_is_in_what_is_released(tmp_path, monkeypatch):
     out = tmp_path / str(seconds)
     with monkeypatch.context() as patch:
       patch.setattr(simulation.time, 'monotonic', lambda t=ticks: next(t))
+      patch.setattr(ledger_lib, 'new_run', lambda: 'a random name')
       results.append(tfdp.federated.simulate(
           process, users, out=out, progress=False, rounds_per_evaluation=1,
           evaluate=lambda weights: {'loss': 0.5}))

@@ -145,6 +145,27 @@ def test_the_ledger_goes_from_users_to_keras_and_back(tmp_path):
   assert 'of all 2 run(s) together' in again.statement
 
 
+def test_models_that_get_weights_between_the_rounds_get_their_ledger():
+  plan, model, spent = regression.make_plan(steps=2), regression.model_fn(), []
+  process, data = regression.build(rules.dp_sgd(), plan), regression.make_users()
+  ledger = lambda: tfdp.make_private(model).ledger
+
+  def evaluate(weights):
+    weights.assign_weights_to(model)
+    spent.append([entry.steps for entry in ledger().entries])
+    return {}
+
+  users = tfdp.federated.Users(data, batch_size=4)
+  tfdp.federated.simulate(
+      process, users, evaluate=evaluate, rounds_per_evaluation=1, progress=False)
+  assert spent == [[1], [2]] and ledger().epsilon() == plan.epsilon()
+  state, _ = process.next(process.initialize(), [
+      users.create_tf_dataset_for_client(client) for client in ('user0', 'user2')])
+  process.get_model_weights(state).assign_weights_to(model)
+  entry, = ledger().entries
+  assert entry.steps == 1 and entry.seeded and '`next`' in entry.own_sampler
+
+
 def test_a_simulation_whose_epsilon_overflows_returns_its_result():
   plan = regression.make_plan(steps=1, noise_multiplier=1e-4)
   result = tfdp.federated.simulate(
