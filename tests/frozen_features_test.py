@@ -70,6 +70,20 @@ def test_a_head_on_features_and_the_whole_model_have_the_ledger_of_the_base(tmp_
     assert again.ledger.epsilon(1e-3) == pytest.approx(both)
 
 
+@pytest.mark.parametrize('parts', [False, True])
+def test_features_of_features_have_the_ledger_of_both_bases(parts):
+  base = frozen(private=True)
+  data = (tfdp.features(base, X), Y) if parts else tfdp.features(base, (X, Y))
+  more = keras.Sequential([layers.Input([5]), layers.Dense(3)])
+  more.trainable = False
+  assert tfdp.features(more, data).ledger == base.ledger
+  assert tfdp.features(np.tanh, data, name='tanh').ledger == base.ledger
+  found = tfdp.estimates.second_moments(
+      tfdp.features(base, (X, Y)), noise_multiplier=0.01, constant=0.5, classes=2)
+  assert [entry.rule for entry in tfdp.features(found.whitening(), data).ledger.entries] == [
+      'dp_sgd', 'dp_sgd', 'estimates.second_moments']  # One run, which a ledger counts once.
+
+
 def test_parts_of_data_may_be_features():
   base = frozen(private=True)
   head = tfdp.make_private(keras.Sequential([layers.Input([5]), layers.Dense(1)]))

@@ -36,7 +36,7 @@ class Features(sources.Source):
   Attributes:
     x: [n, ...] features; [n, views, ...] with views.
     views: The number of views of a record, or None.
-    entries: The ledger entries of the base.
+    entries: The ledger entries of the base, and of the data where these are features, too.
     base: Digest of the base.
   """
 
@@ -119,7 +119,7 @@ def features(
                      f'{type(base).__name__}.')
   once = lambda x: np.stack([run(x) for _ in range(views)], 1) if views else run(x)
   x = _computed(once, inputs, batch_size, cache, f'{digest} {views}')
-  return Features(x, rest, views, entries, digest)
+  return Features(x, rest, views, (*source.entries, *entries), digest)
 
 
 def join(base: Any, head: compat.Model) -> Any:
