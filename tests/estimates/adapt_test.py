@@ -6,11 +6,13 @@ import warnings
 import dp_accounting
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.estimates import adaptation as adapt_lib
 from tfdp_adaptive.keras import weight_ledger
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 keras, layers = compat.keras, compat.keras.layers
 RNG = np.random.default_rng(0)
@@ -69,8 +71,8 @@ def test_the_cost_is_in_the_ledger_of_the_model(tmp_path):
   model = tfdp.make_private(keras.Sequential([layers.Input([2]), layer, layers.Dense(1)]))
   model.compile(tfdp.DPSGD(0.1, plan=PLAN), 'mse')
   model.fit(PLAN.batches((data.astype('float32'), data[:, :1])), verbose=0)  # No warning.
-  assert [entry.rule for entry in model.ledger.entries] == [f'estimates.adapt({layer.name})',
-                                                            'dp_sgd']
+  rules = [entry.rule for entry in model.ledger.entries]
+  assert rules[0].startswith(f'estimates.adapt({layer.name}, ') and rules[1:] == ['dp_sgd']
   assert model.optimizer.epsilon() == pytest.approx((cost + PLAN).epsilon(1e-3))
   assert model.optimizer.epsilon() > PLAN.epsilon()
   model.save(str(tmp_path / 'm.keras'))
@@ -90,6 +92,32 @@ def test_a_private_vocabulary():
     assert cost.epsilon(1e-9) == float('inf')  # No delta is left.
     assert cost.delta(1.0) == pytest.approx(alone.delta(1.0) + 1e-9)
     assert weight_ledger.Ledger([layer]).runs()
+
+
+@pytest.mark.parametrize('how', ['weights', 'checkpoint', 'skip'])
+def test_a_vocabulary_keeps_its_cost_where_other_weights_are_read(how, tmp_path):
+  """The words stay: they are in no file of weights."""
+  def build(layer):
+    return keras.Sequential([
+        keras.Input([1], dtype='string'), layer, layers.Embedding(9, 2), layers.Flatten(),
+        layers.Dense(1)])
+
+  words = np.array(['yes'] * 300 + ['no'] * 300)[:, np.newaxis]
+  layer, other = layers.StringLookup(), build(layers.StringLookup(vocabulary=['yes', 'no']))
+  earlier = ledger_lib.Entry(PLAN, 2, rule='dp_sgd', run='of other weights')
+  weight_ledger.Ledger.of(other).attach([earlier])
+  cost = tfdp.estimates.adapt(layer, words, noise_multiplier=4.0, size=20)
+  model, path = build(layer), str(tmp_path / 'other.weights.h5')
+  for _ in range(2):
+    if how == 'checkpoint':
+      weight_ledger.track(model)
+      tf.train.Checkpoint(model).restore(tf.train.Checkpoint(other).save(str(tmp_path / 'c')))
+    else:
+      other.save_weights(path)
+      model.load_weights(path, **({'skip_mismatch': True} if how == 'skip' else {}))
+    assert {'yes', 'no'} <= set(layer.get_vocabulary())
+    assert {entry.rule for entry in weight_ledger.Ledger.of(model).ledger().entries} == {
+        cost.entries[0].rule, 'dp_sgd'}
 
 
 @pytest.mark.thorough
@@ -115,6 +143,17 @@ def test_adapted_layers_are_named():
   assert "'the census'" in fitted(public)
   given = layers.Normalization(mean=[0.0, 1.0], variance=[1.0, 2.0])
   assert 'adapted' not in fitted(given)
+  # Adapted again by Keras, exactly: what was said of the first time holds no longer.
+  private = layers.Normalization()
+  with warnings.catch_warnings():
+    warnings.simplefilter('error', tfdp.Caution)
+    tfdp.estimates.adapt(private, data, noise_multiplier=0.1, bound=9.0)
+    assert 'NOT COVERED IF PRIVATE: layers' not in fitted(private)
+  for layer in (private, public):
+    layer.adapt(data[:40])
+    with pytest.warns(tfdp.Caution, match=f'{layer.name}.*exact statistics'):
+      text = fitted(layer)
+    assert 'NOT COVERED IF PRIVATE: layers' in text and "'the census'" not in text
 
 
 @pytest.mark.parametrize('arguments, message', [

@@ -11,6 +11,7 @@ import collections.abc
 import dis
 import enum
 import functools
+import hashlib
 import inspect
 import numbers
 import sys
@@ -30,6 +31,7 @@ _CALLS = ('call', '__call__', '__getattr__', '__getitem__', '__iter__', '__next_
 SETTINGS = 32  # More numbers, or digits of a text, than these are data.
 _MOST = 10_000  # Objects that a search visits.
 _PUBLIC = '_tfdp_public'  # On layers.
+_STATE = 'adapt_mean', 'adapt_variance', 'bin_boundaries'  # Of layers that are adapted.
 _LISTED = 8  # Numbers that a sentence lists.
 
 
@@ -266,13 +268,13 @@ def sentences(
 
 
 def label(layer: compat.Layer) -> str:
-  """Returns the name in the ledger of a layer's private adaptation."""
-  return f'estimates.adapt({layer.name})'
+  """Returns the name in the ledger of a layer's private adaptation to its present state."""
+  return f'estimates.adapt({layer.name}, {_digest(layer)})'
 
 
 def say_public(layer: compat.Layer, source: str) -> None:
   """Records that a layer was adapted to public data."""
-  object.__setattr__(layer, _PUBLIC, source)
+  object.__setattr__(layer, _PUBLIC, (source, _digest(layer)))
 
 
 def _shapes(model: compat.Model, held: constants.Held) -> List[Any]:
@@ -304,13 +306,15 @@ def _about(holders: str, numbers: Sequence[float]) -> Iterator[str]:
 def _adapted(layers: Sequence[Any], covered: Callable[[Any], bool]) -> Iterator[str]:
   """Warns of adapted layers whose cost is not in the ledger. Yields these, and public ones."""
   inner = [getattr(layer, '_lookup_layer', None) for layer in layers]
+  public = {id(layer): source for layer in layers for source, digest in [
+      getattr(layer, _PUBLIC, ('', None))] if digest == _digest(layer)}  # Not adapted again.
   unknown = [layer.name for layer in layers
              if all(layer is not one for one in inner) and _is_adapted(layer)
-             and not hasattr(layer, _PUBLIC) and not covered(layer)]
+             and id(layer) not in public and not covered(layer)]
   for layer in layers:
-    if hasattr(layer, _PUBLIC):
+    if id(layer) in public:
       yield (f'{layer.name} was adapted to data that are public in the words of whoever '
-             f'trained the model: {getattr(layer, _PUBLIC)!r}.')
+             f'trained the model: {public[id(layer)]!r}.')
   if unknown:
     sentence = (
         f'NOT COVERED IF PRIVATE: layers {unknown} hold a vocabulary or exact statistics. If '
@@ -334,6 +338,15 @@ def _is_adapted(layer: compat.Layer) -> bool:
   mean, variance = (getattr(layer, name, None) for name in ('adapt_mean', 'adapt_variance'))
   return mean is not None and bool(
       np.any(np.asarray(mean) != 0) or np.any(np.asarray(variance) != 1))
+
+
+def _digest(layer: compat.Layer) -> str:
+  """Returns a digest of what a layer has computed from data, which another `adapt` changes."""
+  inner = getattr(layer, '_lookup_layer', layer)
+  state = _words(inner) if hasattr(inner, 'get_vocabulary') else [
+      np.asarray(getattr(layer, name)).tolist() for name in _STATE
+      if getattr(layer, name, None) is not None]
+  return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
 
 def _words(layer: compat.Layer) -> List[Any]:

@@ -67,11 +67,13 @@ class Ledger:
     Args:
       runs: `Run`s and `Entry`s.
       replace: Whether other values took the place of the old: entries of files go, runs stay.
+        A vocabulary is in no file of weights, so what it has cost stays, too.
     """
     for place in self._places:
       raw = compat.raw_variable(place)
+      keep = not replace or hasattr(place, 'get_vocabulary')
       known = [one for one in getattr(raw, _RUNS, [])
-               if not replace or not isinstance(one, ledger_lib.Entry)]
+               if keep or not isinstance(one, ledger_lib.Entry)]
       new = [one for one in runs if not any(one is old for old in known)]
       object.__setattr__(raw, _RUNS, new + known if replace else known + new)
 
