@@ -90,6 +90,38 @@ def test_reports_stops_and_draws_in_one_training(tmp_path):
     fit(loaded, [tfdp.callbacks.StopAtBudget(plan.epsilon(1) / 2)], epochs=1, steps=1)
 
 
+@pytest.mark.parametrize('best, path', [
+    (True, 'x.weights.h5'), (False, '{epoch}.weights.h5'),
+    pytest.param(True, 'x.keras', marks=pytest.mark.skipif(
+        not compat.KERAS_3, reason='`ModelCheckpoint` of Keras 2.14 fails for the best `.keras`'))])
+def test_a_file_of_the_best_weights_counts_all_steps_they_were_chosen_from(best, path, tmp_path):
+  """Which weights are best depends on the releases of every step."""
+  class Scores(keras.callbacks.Callback):
+
+    def on_epoch_end(self, epoch, logs=None):
+      logs['score'] = [1.0, 2.0, 0.0, 1.0][epoch]
+
+  plan = make_plan(steps=10)
+  trained, path = make_model(plan), str(tmp_path / path)
+  checkpoint = keras.callbacks.ModelCheckpoint(
+      path, monitor='score', mode='max', save_best_only=best, save_weights_only='.w' in path)
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore', tfdp.Caution)  # It chooses by a score.
+    history = fit(trained, [Scores(), checkpoint, tfdp.callbacks.PrivacyReport()],
+                  epochs=4, steps=2)
+  assert history['epsilon'] == [plan.epsilon(steps) for steps in (2, 4, 6, 8)]
+  assert trained.ledger.epsilon() == plan.epsilon(8)
+  saved = make_model(plan)
+  if path.endswith('.keras'):
+    saved = keras.models.load_model(path)
+  else:
+    saved.load_weights(path.format(epoch=2))
+  entry, = saved.ledger.entries
+  assert saved.ledger.epsilon() == plan.epsilon(plan.steps if best else 4)
+  assert (entry.done, entry.taken) == ((4, 4) if best else (4, None))
+  assert ('stopped after 4 steps' in saved.optimizer.statement(0)) == best
+
+
 @pytest.mark.parametrize('budget, steps', [(0.999, 2), (1.0, 3), (1.001, 3), (100.0, math.inf)])
 def test_how_far_a_budget_goes(budget, steps):
   """To the step, whatever the rounding: what is left is never negative."""

@@ -98,6 +98,17 @@ def on_files(
     around(module, 'serialize_model_as_bytecode', pickled)
 
 
+def around_saves(checkpoint: Any, context: Callable[[], Any]) -> None:
+  """Has a `ModelCheckpoint` of Keras decide and write inside a context."""
+  own = type(checkpoint)._save_model
+
+  def save(*args: object, **kwargs: object) -> Any:
+    with context():
+      return own(checkpoint, *args, **kwargs)
+
+  checkpoint._save_model = save
+
+
 def on_checkpoints(secret: Callable[[], bool]) -> None:
   """Makes files of `tf.train.Checkpoint` readable for their owner only.
 

@@ -4,10 +4,12 @@
 docs/callbacks.md says what the callbacks of Keras cost.
 """
 
+import contextlib
+import functools
 import math
 import os
 import pathlib
-from typing import Any, Dict, Optional, Sequence, Union
+from typing import Any, Dict, Iterator, Optional, Sequence, Union
 
 import numpy as np
 import tensorflow as tf
@@ -221,6 +223,26 @@ def before_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] =
     run.note(f'NOT COVERED IF PRIVATE: {sentence}. If `{monitor}` is computed from private data, '
              'no epsilon covers that choice. If it is computed from public data, the epsilon of '
              'all planned steps holds.')
+    if name == 'ModelCheckpoint':  # Its files hold the weights that all steps were compared for.
+      compat.around_saves(one, functools.partial(_counting_all, run, given))
+
+
+@contextlib.contextmanager
+def _counting_all(run: Any, given: Sequence[Any]) -> Iterator[None]:
+  """Counts all steps that a run can take, in what is written inside."""
+  stopped = run.stopped
+  if run.plan is not None and run.steps:
+    run.stopped = _most(run, given)
+  try:
+    yield
+  finally:
+    run.stopped = stopped
+
+
+def _most(run: Any, given: Sequence[Any]) -> int:
+  """Returns the steps that a run can take: those of its plan, or of a budget."""
+  budget = [one.affordable for one in given if getattr(one, 'affordable', None) is not None]
+  return int(min([run.plan.steps, *budget]))
 
 
 def after_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = ()) -> None:
@@ -237,8 +259,7 @@ def after_fit(model: compat.Model, callbacks: Callbacks, notes: Sequence[str] = 
       run.note(note)
   given: Any = getattr(callbacks, 'callbacks', callbacks)
   if model.stop_training and run.plan is not None and run.steps:
-    budget = [one.affordable for one in given if getattr(one, 'affordable', None) is not None]
-    run.stopped = int(min([run.plan.steps, *budget]))
+    run.stopped = _most(run, given)
   for one in given:
     if isinstance(one, PrivacyReport):
       one.write_card()
