@@ -17,6 +17,8 @@ from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
 from tfdp_adaptive.privacy import ledger as ledger_lib
+from tfdp_adaptive.report import card_checks
+from tfdp_adaptive.report import card_page
 
 FIELDS = dict(population_size=1000, batch_size=50, steps=40, l2_norm_clip=2.0,
               noise_multiplier=1.5, target_delta=1e-5)
@@ -34,6 +36,8 @@ def make_ledger(*plans, rule=''):
 
 
 FIXED = make_plan(sampling=sampling.FixedOrder())
+# Two runs of 40 steps without amplification.
+FIXED_SEED_EACH_STEP = make_plan(steps=80, batch_size=1000, sampling=sampling.FixedOrder())
 CORRELATED = make_plan(sampling=sampling.FixedOrder(), mechanism=mechanisms.SquareRoot(steps=40))
 
 
@@ -253,6 +257,45 @@ def test_statement_names_every_run():
   plan = make_plan()
   assert make_ledger(plan).statement() == plan.statement()
   assert 'no step has been taken' in tfdp.Ledger().statement()
+
+
+@pytest.mark.parametrize('changes', [
+    {}, dict(sampling=sampling.Poisson(sampling_probability=1.0), population_size=None,
+             adjacency='add_remove'),
+    dict(sampling=sampling.CyclicPoisson(cycle=4), batch_size=250,
+         mechanism=mechanisms.BandedToeplitz(bands=3, steps=40))], ids=str)
+def test_coins_that_leave_nothing_to_chance_claim_no_amplification(changes):
+  """All records are in all batches (of their turn), as with a fixed order."""
+  ledger = make_ledger(make_plan(**{'batch_size': 1000, **changes}))
+  participations = 10 if 'batch_size' in changes else 40
+  multiplier = FIELDS['noise_multiplier'] / participations**0.5
+  assert ledger.epsilon() == pytest.approx(gaussian.epsilon(multiplier, 1e-5), rel=1e-6)
+  text, card = ledger.statement(), ledger.card(plots=False)
+  assert f'at most {participations} times' in text and 'No amplification is claimed' in text
+  assert 'is claimed; it holds' not in text and 'Claimed' not in card_page.markdown(card)
+  findings = card_checks.check(card)
+  assert not any(one.kind == card_checks.WRONG for one in findings)
+  assert any('no amplification' in one.text for one in findings)
+  assert any(f'gives {participations**0.5:.6g}.' in one.text for one in findings)
+  less = make_ledger(make_plan(batch_size=999))
+  assert 'Amplification by sampling is claimed' in less.statement()
+
+
+def test_runs_with_fixed_seeds_may_share_their_batches():
+  """A seed draws the same records again, so that one sample hides a record from neither run."""
+  seeded = make_plan(seed=3)
+  both = make_ledger(seeded, seeded)
+  assert both.epsilon() >= make_plan(noise_multiplier=FIELDS['noise_multiplier'] / 2**.5).epsilon()
+  assert both.epsilon() == pytest.approx(make_ledger(FIXED_SEED_EACH_STEP).epsilon(), rel=1e-4)
+  assert 'may have taken its steps on the same batches' in both.statement()
+  card = both.card(plots=False)  # It has no seeds, and says that there were some.
+  assert 'added up without amplification' in card_page.markdown(card)
+  assert not [one for one in card_checks.check(card) if one.kind == card_checks.WRONG]
+  once = make_ledger(seeded, make_plan())
+  assert once.epsilon() == make_ledger(make_plan(), make_plan()).epsilon()
+  release = make_plan(batch_size=1000, steps=1, seed=3, sampling=sampling.FixedOrder())
+  assert make_ledger(release, seeded).epsilon() == make_ledger(
+      dataclasses.replace(release, seed=None), make_plan()).epsilon()
 
 
 def test_json_round_trip():

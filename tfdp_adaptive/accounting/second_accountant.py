@@ -70,7 +70,7 @@ def answer(
     entries: Sequence[Any], delta: float, epsilons: Sequence[float] = ()) -> Answer:
   """Returns epsilon of all runs at `delta`, and delta at some epsilons."""
   entries = [entry for entry in entries if entry.steps]
-  if any(entry.shared for entry in entries):
+  if any(entry.shared for entry in entries) or sum(entry.has_seed for entry in entries) > 1:
     return Answer(None, 'runs took steps on the same batches')
   delta -= sum(getattr(entry, 'delta', 0.0) for entry in entries)
   kept = [(i, entry) for i, entry in enumerate(entries)
@@ -223,16 +223,18 @@ _APART = {
 
 
 def _sampled(plan: terms_lib.Terms, steps: int) -> Optional[Tuple[float, int]]:
-  """Returns (q, count) of the Poisson-sampled Gaussians; None where nothing may be amplified."""
+  """Returns (q, count) of the Poisson-sampled Gaussians; None where nothing is amplified."""
   kind, bands = type(plan.sampling).__name__, plan.mechanism.bands
   size: Any = plan.population_size
   if kind in ('Poisson', 'TruncatedPoisson') and bands == 1:
     q = plan.sampling.sampling_probability
-    return (plan.batch_size / size if q is None else q), steps
+    q = plan.batch_size / size if q is None else q
+    return (q, steps) if q < 1 or kind == 'TruncatedPoisson' else None
   if kind == 'CyclicPoisson' and bands is not None and bands <= plan.sampling.cycle and (
       plan.adjacency != 'replace'):
     cycle = plan.sampling.cycle
-    return plan.batch_size * cycle / size, -(-steps // cycle)
+    q = plan.batch_size * cycle / size
+    return (q, -(-steps // cycle)) if q < 1 else None
   return None
 
 

@@ -128,6 +128,10 @@ class Card:
     """Returns an upper bound of the attacker's rate, from every point of the profile."""
     return gaussian.detection_bound(self.profile, false_positive_rate)
 
+  def beside(self, number: int) -> Tuple[entry_lib.Entry, ...]:
+    """Returns all runs that took steps but the one of this number, from one on."""
+    return tuple(run for run in (*self.runs[:number - 1], *self.runs[number:]) if run.steps)
+
   @property
   def parts(self) -> List[Tuple[str, str]]:
     """Returns the parts of the library that were used, each 'stable' or 'experimental'."""

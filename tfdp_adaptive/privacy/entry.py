@@ -108,8 +108,12 @@ class Entry:
 
   @property
   def amplified(self) -> bool:
-    """Whether amplification by sampling is claimed."""
-    return self.plan is not None and self.plan.amplified
+    """Whether amplification by sampling is claimed; not if coins leave nothing to chance."""
+    if self.plan is None or not self.plan.amplified:
+      return False
+    scheme = self.plan.sampling
+    by_coins = scheme.pattern == 'steps' and not scheme.by_example and not scheme.max_batch_size
+    return not (by_coins and scheme.probability(self.plan) == 1)
 
   @property
   def participation(self) -> Tuple[int, int]:

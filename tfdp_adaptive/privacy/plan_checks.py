@@ -167,9 +167,14 @@ def shares_bins(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bo
 
 
 def shares_batches(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
-  """Returns whether another run of a ledger took steps on the batches of a run or its branch."""
+  """Returns whether another run of a ledger may have taken steps on the batches of a run.
+
+  Runs with a fixed seed may have the same one, which draws the same records at every step.
+  """
   run_of = lambda one: one.run.split('.')[0]
-  return any(run_of(other) in entry.shared or run_of(entry) in other.shared for other in others)
+  return any(run_of(other) in entry.shared or run_of(entry) in other.shared
+             or entry.has_seed and other.has_seed and entry.amplified and other.amplified
+             for other in others)
 
 
 def serves(plan: Optional[terms_lib.Terms], rule: contract.Rule) -> bool:

@@ -145,16 +145,19 @@ def _one_of_many(runs: Sequence[entry_lib.Entry], number: int) -> str:
     return (f'{text} without a plan: how its batches were drawn, and what they cost, is not '
             'known.')
   return ' '.join([f'{text} of {plan.steps} planned.', *described(run).values(),
-                   _added_up(run, [*runs[:number - 1], *runs[number:]])]).strip()
+                   added_up(run, [*runs[:number - 1], *runs[number:]])]).strip()
 
 
-def _added_up(run: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> str:
+def added_up(run: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> str:
   """Describes a run that costs more together with others than alone."""
   if not run.amplified:
     return ''
   if plan_checks.shares_bins(run, others):
     return ('Another run may have had the same secret bins, so this run is added up without '
             'amplification by sampling.')
+  if plan_checks.shares_batches(run, others):
+    return ('Another run may have taken its steps on the same batches, so this run is added up '
+            'without amplification by sampling.')
   if not run.plan.sampling.renyi and any(
       private_search.selects(cost.event(other.plan, other.steps)) for other in others):
     return ('Another run is accounted for by Renyi divergences, which are not known of this '

@@ -10,6 +10,7 @@ from tfdp_adaptive import privacy
 from tfdp_adaptive.accounting import second_accountant
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import entry as entry_lib
+from tfdp_adaptive.privacy import statement
 from tfdp_adaptive.privacy import weight_digests
 
 WRONG, VERIFIED, WORD, UNKNOWN = 'wrong', 'verified', "trainer's word", 'cannot be known'
@@ -68,7 +69,8 @@ def _of_runs(card: card_lib.Card) -> Iterator[Finding]:
       yield Finding(VERIFIED, f'Run {number}: amplification is claimed for {_kind(plan.sampling)} '
                               f'with sampling probability {plan.sampling.probability(plan):.6g}, '
                               f'which its noise ({_kind(plan.mechanism)}) and {plan.adjacency} '
-                              'adjacency allow.')
+                              'adjacency allow. '
+                              f'{statement.added_up(run, card.beside(number))}'.strip())
       continue
     yield Finding(VERIFIED, f'Run {number}: no amplification by sampling is claimed; a record '
                             f'takes part at most {participations} times in {run.steps} steps, at '

@@ -67,7 +67,7 @@ def tables(card: card_lib.Card) -> Iterator[Tuple[str, Sequence[Row]]]:
   """Yields titles, and rows of a name, a text, and who stands for it, in the order of the page."""
   yield 'What NIST SP 800-226 asks an evaluator to look at', [*points(card)]
   for number, run in enumerate(card.runs, 1):
-    yield f'Run {number} of {len(card.runs)}', list(_run(run))
+    yield f'Run {number} of {len(card.runs)}', list(_run(run, card.beside(number)))
   yield 'What is not checked', [
       *(('Not covered', text, '') for text in statement.not_covered(card)),
       *((f'In the words of whoever trained the model, on {own.about}', own.text,
@@ -86,15 +86,17 @@ _HOW = ('Check it: `tfdp verify card.json --weights FILE` computes epsilon again
         'accountant, from the terms above.\n')
 
 
-def _run(run: entry_lib.Entry) -> Iterator[Row]:
+def _run(run: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> Iterator[Row]:
   plan = run.plan
   if plan is None:
     yield 'Steps', f'{run.steps} without a plan: their cost is not known.', WORD
     return
   min_sep, participations = run.participation
   yield 'Steps', f'{run.steps} done of {plan.steps} planned', WORD
+  added = statement.added_up(run, others)
   yield 'Amplification', (
-      f'Claimed, with probability {plan.sampling.probability(plan):.6g}.' if run.amplified else
+      f'Claimed{" of the run alone" if added else ""}, with probability '
+      f'{plan.sampling.probability(plan):.6g}. {added}'.strip() if run.amplified else
       f'None. A record takes part at most {participations} times, at least {min_sep} '
       'steps apart.'), CHECKED
   yield 'Sensitivity', f'{run.sensitivity:.6g} clip norms', CHECKED
