@@ -16,6 +16,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement
 
@@ -265,7 +266,7 @@ def test_no_test_of_a_gaussian_is_better_than_the_bound(mu):
   assert gaussian.mu_of(epsilon, 1e-5) == pytest.approx(mu, rel=1e-9)
   for rate in (1e-4, 0.01, 0.5):
     bound = gaussian.detection_bound([(fraction * epsilon, delta_of(fraction * epsilon))
-                           for fraction in gaussian.FRACTIONS], rate)
+                           for fraction in card_lib.FRACTIONS], rate)
     assert gaussian.true_positive_rate(mu, rate) <= bound <= 1
 
 

@@ -28,7 +28,7 @@ _LIBRARIES = ('dp-accounting', 'tensorflow', 'keras', 'numpy', 'scipy')
 _POINTS = 10  # Points of the curve of epsilon.
 _LARGEST = 1e11  # Epsilon; above it the numbers of a card are not finite.
 # Fractions of epsilon at which delta is stated, and further ones for plots.
-_FRACTIONS, _MORE_FRACTIONS = (1.0, 0.6, 0.35), (0.15, 0.5, 0.8, 1.25, 1.6)
+FRACTIONS, _MORE_FRACTIONS = (1.0, 0.6, 0.35), (0.15, 0.5, 0.8, 1.25, 1.6)
 _BEFORE = 'THE WEIGHTS WERE TRAINED BEFORE, and what they lost then is counted above.'
 _SEED = ('A FIXED SEED was used for the noise: whoever knows it can take the noise away, so this '
          'run is a test and the guarantee above does not hold against them.')
@@ -122,7 +122,7 @@ class Card:
   @property
   def rate(self) -> float:
     """The attacker's true-positive rate at 1% false positives, as the statement reports it."""
-    return gaussian.detection_bound(self.profile[:len(_FRACTIONS)], 0.01)
+    return gaussian.detection_bound(self.profile[:len(FRACTIONS)], 0.01)
 
   def true_positive_rate(self, false_positive_rate: float) -> float:
     """Returns an upper bound of the attacker's rate, from every point of the profile."""
@@ -200,7 +200,7 @@ def claimed(card: Card, ledger: Any, plots: bool) -> Card:
   if planned is not None:
     curve[sum(entry.steps for entry in end.entries)] = planned
   curve[card.done] = epsilon
-  fractions = _FRACTIONS + (_MORE_FRACTIONS if plots else ())
+  fractions = FRACTIONS + (_MORE_FRACTIONS if plots else ())
   profile = [(fraction * epsilon, ledger.delta(fraction * epsilon, accountant))
              for fraction in fractions] if epsilon > 0 else []
   return dataclasses.replace(card, epsilon=epsilon, planned_epsilon=planned,
