@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.estimates import adaptation as adapt_lib
+from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
 
@@ -154,6 +155,17 @@ def test_adapted_layers_are_named():
     with pytest.warns(tfdp.Caution, match=f'{layer.name}.*exact statistics'):
       text = fitted(layer)
     assert 'NOT COVERED IF PRIVATE: layers' in text and "'the census'" not in text
+
+
+def test_what_is_said_of_a_layer_ends_where_keras_adapts_it_again():
+  layer = layers.Normalization()
+  tfdp.estimates.adapt(layer, np.ones([9, 2]), public='the census')
+  said = lambda: list(disclosures._adapted([layer], lambda one: False))
+  assert len(said()) == 1 and "'the census'" in said()[0]
+  layer.adapt(np.arange(18.0).reshape(9, 2))
+  with pytest.warns(tfdp.Caution, match='exact statistics'):
+    sentence, = said()
+  assert 'NOT COVERED IF PRIVATE' in sentence
 
 
 @pytest.mark.parametrize('arguments, message', [
