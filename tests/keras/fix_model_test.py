@@ -8,6 +8,8 @@ import tensorflow as tf
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
 from tfdp_adaptive.keras import fixes
+from tfdp_adaptive.keras import weight_ledger
+from tfdp_adaptive.privacy import ledger as ledger_lib
 
 keras = compat.keras
 layers = keras.layers
@@ -139,3 +141,14 @@ def test_models_of_keras_applications_train(name):
   moved = [np.abs(v.numpy() - b).max() for v, b in zip(private.trainable_variables, before)]
   assert np.isfinite(moved).all() and min(moved) > 0
   assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize('private', [True, False])
+def test_a_copy_of_trained_weights_has_their_ledger(private):
+  model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3), keras.layers.Dense(1)])
+  plan = tfdp.PrivacyPlan(batch_size=8, steps=3, l2_norm_clip=1.0, noise_multiplier=1.0,
+                          target_delta=1e-3, population_size=32)
+  entry = ledger_lib.Entry(plan, 2, rule='dp_sgd', run='before')
+  weight_ledger.Ledger.of(model).attach([entry])
+  copy = tfdp.fix_model(tfdp.make_private(model) if private else model, verbose=False)
+  assert weight_ledger.Ledger.of(copy).ledger().entries == (entry,)

@@ -775,6 +775,11 @@ _BY_FILE = {
          'new + known if replace else known[:0] + new', 'A second run would hide the first.',
          _EVERYWHERE),
     ],
+    'tfdp_adaptive/keras/fixes.py': [
+        ('a copy without a past', 'attach(weight_ledger.Ledger.of(model).ledger().entries)',
+         'attach(())', 'A fixed copy of trained weights would have cost nothing.',
+         'keras/fix_model_test.py'),
+    ],
     'tfdp_adaptive/keras/backups.py': [
         ('a backup of another optimizer', '    if differs:\n', '    if False:\n',
          'Its steps would not be counted, or its state would be another.', _RESTORED),

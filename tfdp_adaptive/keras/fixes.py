@@ -7,6 +7,7 @@ from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive.keras import model as model_lib
 from tfdp_adaptive.keras import private as private_lib
+from tfdp_adaptive.keras import weight_ledger
 
 keras: Any = compat.keras
 GROUPS = 32  # At most, as in Wu & He (2018), arXiv:1803.08494.
@@ -61,6 +62,7 @@ def fix_model(model: compat.Model, groups: int = GROUPS, verbose: bool = True) -
       new.set_weights(old.get_weights())
   if isinstance(model, model_lib.DPModel):
     copy = private_lib.make_private(copy)
+  weight_ledger.Ledger.of(copy).attach(weight_ledger.Ledger.of(model).ledger().entries)
   copy.tfdp_changes = tuple(changes)
   if verbose:
     _show(changes)
