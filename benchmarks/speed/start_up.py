@@ -15,7 +15,7 @@ import sys
 
 REMARKS = pathlib.Path(__file__).parents[1] / 'remarks' / 'start_up.txt'
 RUNS = 2
-COMMANDS = ['--help', 'train --help',
+COMMANDS = ['--help', 'privacy --help', 'mechanism --help',
             'privacy --population-size 20000 --batch-size 500 --steps 1000 '
             '--noise-multiplier 1.0 --delta 1e-6']
 PROGRAM = '''
