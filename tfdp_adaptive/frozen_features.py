@@ -196,7 +196,6 @@ def _checked_model(base: compat.Model, inputs: sources.Source,
     raise ValueError('`views` are of a base that draws, such as one with RandomFlip. Received: '
                      f'views={views} of a base whose views would all be the same.')
   checked = FrozenBase(base, bool(views))
-  checked.trainable = False
   validation.build(checked, specs)
   validation.validate_model(checked, specs)
   return lambda x: traced(tf.nest.map_structure(tf.convert_to_tensor, x)).numpy()

@@ -221,9 +221,14 @@ def test_a_head_on_whitened_features_has_the_cost_of_the_release():
       tf.keras.layers.Input([3]), tf.keras.layers.Dense(2)]))
   head.compile(tfdp.DPSGD(.1, plan=plan), tf.keras.losses.SparseCategoricalCrossentropy(
       from_logits=True))
-  head.fit(plan.batches(tfdp.features(found.whitening(), (x, y))), verbose=0)
+  base = found.whitening()
+  head.fit(plan.batches(tfdp.features(base, (x, y))), verbose=0)
   assert len(head.ledger.entries) == 2
   assert plan.epsilon() < head.ledger.epsilon() == pytest.approx(2.0, rel=.01)
+  whole = tfdp.join(base, head)
+  assert whole.ledger.epsilon() == pytest.approx(head.ledger.epsilon())
+  np.testing.assert_allclose(
+      whole.predict(x, verbose=0), head.predict(base.predict(x, verbose=0), verbose=0), rtol=1e-5)
 
 
 @pytest.mark.parametrize('arguments, message', [
