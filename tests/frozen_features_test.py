@@ -39,6 +39,25 @@ def test_features_are_those_of_the_base(batch_size):
   assert 'base' not in str([compat.describe(v) for v in frozen().variables])  # No scope is left.
 
 
+@pytest.mark.parametrize('kinds', [
+    [], [layers.ReLU], [layers.BatchNormalization, layers.ReLU]])
+def test_a_base_stays_as_it_is_and_is_joined_with_its_head(kinds):
+  """Layers without weights often stay trainable where others are frozen one by one."""
+  base = keras.Sequential([layers.Input([6]), layers.Dense(5), *[kind() for kind in kinds]])
+  for layer in base.layers:
+    layer.trainable = not layer.weights
+  before = [base.trainable, *(layer.trainable for layer in base.layers)]
+  found = tfdp.features(base, (X, Y))
+  assert before == [base.trainable, *(layer.trainable for layer in base.layers)]
+  head = tfdp.make_private(keras.Sequential([layers.Input([5]), layers.Dense(2)]))
+  head.compile(tfdp.DPSGD(.1, plan=PLAN), keras.losses.SparseCategoricalCrossentropy(True))
+  head.fit(PLAN.batches(found), verbose=0)
+  whole = tfdp.join(base, head)
+  assert whole.ledger.epsilon() == pytest.approx(PLAN.epsilon())
+  np.testing.assert_allclose(
+      whole.predict(X, verbose=0), head.predict(found.x, verbose=0), rtol=1e-4, atol=1e-6)
+
+
 def test_inputs_may_be_a_dict_or_alone():
   inputs = {'a': layers.Input([6], name='a'), 'b': layers.Input([6], name='b')}
   base = keras.Model(inputs, layers.Dense(2)(layers.Add()([inputs['a'], inputs['b']])))

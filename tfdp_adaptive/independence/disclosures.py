@@ -141,7 +141,7 @@ def _brought(one: object) -> Iterator[Any]:
     if not all(map(of_library, held)):  # Keras keeps the other arguments of a function, too.
       yield getattr(one, '_fn_kwargs', None)
   else:
-    yield getattr(one, '__wrapped__', None)  # Of a cache of results.
+    yield getattr(one, '__wrapped__', None)  # A cache of results holds this function.
     calls = [getattr(one, name, None) for name in _CALLS]
     yield from (call for call in calls if inspect.ismethod(call) or hasattr(
         call, 'python_function'))  # `tf.function` made it.
