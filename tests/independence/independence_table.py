@@ -21,8 +21,8 @@ changes the others and runs the model in training mode:
 
 * The other examples are permuted, zeroed, scaled, made infinite, copied, shortened, removed or
   added.
-* They are also filled with the constants that the graph compares with, at the batch sizes, step
-  counts and random draws that the graph tests for.
+* If the model compares its inputs with constants, the other examples are set to those constants.
+  If it tests for a batch size, a step count or a random draw, that value is tried, too.
 
 If the outputs or gradients of the kept example change, the model is refused. A model that writes
 data into a variable, table or file that outlives the step is also refused.
@@ -39,7 +39,7 @@ The test cannot find:
 `make independence-table` writes the tables below from the cases of `independence_test.py` and
 `honest_models_test.py`. "Clip norms" is the largest change of the clipped sum of the examples that
 were kept. One record may change the sum by 1. "Seconds" is the time on one core, tracing included.
-It grows with the model and equals a few training steps. Large models are run less often.
+The test takes as long as a few training steps. It runs large models less often.
 
 ## Refused: {refused}
 

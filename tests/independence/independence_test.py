@@ -257,7 +257,7 @@ def test_python_that_asks_for_the_size_of_a_batch():
   model = small.sequential(lambda x: x - small.mean(x) if (x.shape[0] or 0) > 50 else x)
   for size in (None, 8):
     tfdp.validate_model(model, tf.TensorSpec([size, 4]))
-  with pytest.raises(tfdp.PrivacyError, match='when 64 are there'):
+  with pytest.raises(tfdp.PrivacyError, match='when the batch has 64 examples'):
     tfdp.validate_model(model, tf.TensorSpec([64, 4]))
 
 

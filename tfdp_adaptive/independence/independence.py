@@ -217,7 +217,7 @@ def _compare(run: probes.Runner, base: List[np.ndarray], cases: Sequence[Case]) 
     if after is not None:
       how = difference(run, before, after, unchanged, unchanged, _ROUNDING)
       if how:
-        raise mixes(f'{how} when others are {words}', max(
+        raise mixes(f'{how} when the other examples are {words}', max(
             moved(run, before, after, unchanged, unchanged), _influence(run, batch, before)))
 
 
@@ -231,7 +231,7 @@ def _check_constants(traces: _Traces, leaves: List[np.ndarray],
   run, unchanged = traces.runner(n), [0, n // 2]
   for base, c in constants_lib.batches(leaves, found):
     filled = lambda rows, _, __, c=c: constants_lib.filled(rows, c)
-    words = f'filled with {c:g}' if isinstance(c, float) else f'filled with {c}'
+    words = f'set to {c:g}' if isinstance(c, float) else f'set to {c}'
     _compare(run, base, [(words, filled, unchanged)] + [
         (kind, CHANGES[kind], unchanged) for kind in ('permuted', 'scaled', 'negated')])
 
@@ -252,18 +252,18 @@ def _check_sizes(
   batch = leaves + [_errors(n)]
   before = traces.runner(n)(batch)
   whole = list(range(n))
-  cases = [([0], [0], 'all others are left out'),
-           (whole[:-2], whole[:-2], 'others are left out')]
+  cases = [([0], [0], 'all other examples are left out'),
+           (whole[:-2], whole[:-2], 'other examples are left out')]
   if not _is_heavy(traces.runner(n), before):
-    cases.append((whole * _MORE, whole, 'others join'))
+    cases.append((whole * _MORE, whole, 'other examples are added'))
   if not random:
-    cases.append((whole[1:], whole[1:], 'the first one is left out'))
+    cases.append((whole[1:], whole[1:], 'the first example is left out'))
   sizes = dict.fromkeys(c + i for c in constants for i in (0, 1))
   tried = [size for size in sizes if size > 1 and size * _size(before) <= _LARGEST * n]
   if static is not None and static != n and traces.differ(n, static):
     tried.append(static)  # Python code asks for the size.
   for size in tried:
-    cases.append(([i % n for i in range(size)], whole[:size], f'{size} are there'))
+    cases.append(([i % n for i in range(size)], whole[:size], f'the batch has {size} examples'))
   for taken, rows, words in cases:
     run = traces.runner(len(taken))
     after = _accepted(run, [t[taken] for t in batch])
