@@ -95,6 +95,22 @@ def test_card_writes_three_files_that_say_one_thing(folder, capsys, tmp_path):
   assert capsys.readouterr().out == (out / 'card.md').read_text(encoding='utf-8')
 
 
+def test_the_cards_of_a_demo_are_found_by_their_folder(folder, capsys, tmp_path):
+  text = (folder / 'card.json').read_text(encoding='utf-8')
+  (tmp_path / 'card_noise.json').write_text(text, encoding='utf-8')
+  (tmp_path / 'results.json').write_text('{}', encoding='utf-8')
+  assert main.main(['card', str(tmp_path), '--json']) == 0
+  assert capsys.readouterr().out == text
+  (tmp_path / 'card_scales.json').write_text(text, encoding='utf-8')
+  for command in ('card', 'verify'):
+    assert main.main([command, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert str(tmp_path / 'card_noise.json') in said and 'card_scales.json' in said
+    assert 'results.json' not in said
+  (tmp_path / 'card.json').write_text(text, encoding='utf-8')
+  assert main.main(['card', str(tmp_path), '--json']) == 0
+
+
 @pytest.mark.parametrize('arguments', [['no'], ['--words', 'nothing'], ['weights.npz']])
 def test_card_of_nothing_gets_a_sentence(folder, capsys, arguments):
   arguments = [str(folder / one) if one == 'weights.npz' else one for one in arguments]

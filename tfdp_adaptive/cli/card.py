@@ -21,8 +21,7 @@ _FORMATS = {'tfdp': 'card_page', 'huggingface': 'huggingface', 'registry': 'regi
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   add = parser.add_argument
   add('source', metavar='RUN', type=options.path,
-      help='a card, a folder with card.json, or the .keras or .weights.h5 file of a private '
-           'model')
+      help='a card, a folder with a card, or the .keras or .weights.h5 file of a private model')
   add('--words', action='append', default=[], metavar='ABOUT=TEXT',
       help='your own words for the card, such as "the data=one review a person"; may be '
            'repeated')

@@ -19,7 +19,7 @@ from tfdp_adaptive.privacy import entry as entry_lib
 
 FORMAT, VERSION = 'tfdp_adaptive.card', 2
 NAME = 'card.json'
-LARGEST = 4 << 20  # Bytes of a file.
+LARGEST = 4 << 20  # Characters of a file.
 # The largest numbers that terms may have, so that whatever follows from them can be computed.
 _MOST_STEPS, _MOST_DRAWS = 10**9, 10**8
 _MOST_ROWS = {'IndependentGaussian': 10**9, 'Dense': 1 << 12}
@@ -50,21 +50,23 @@ def _encode(value: Any) -> Dict[str, Any]:
 
 
 def read(path: Union[str, os.PathLike]) -> card_lib.Card:
-  """Returns the card in a file of at most `LARGEST` bytes, or in `NAME` of a folder."""
+  """Returns the card in a file of at most `LARGEST` characters, or the one card of a folder."""
   path = pathlib.Path(path)
-  path = path / NAME if path.is_dir() else path
+  if path.is_dir():
+    cards = [path / NAME] if (path / NAME).exists() else sorted(path.glob('card*.json'))
+    if len(cards) > 1:
+      raise UnreadableCard(f'{path} has several cards. Give the path of one of them: '
+                           + ', '.join(map(str, cards)))
+    path = cards[0] if cards else path / NAME
   try:
-    with open(path, 'rb') as file:
-      content = file.read(LARGEST + 1)
-  except OSError as error:
+    with open(path, encoding='utf-8') as file:
+      text = file.read(LARGEST + 1)
+  except (OSError, UnicodeDecodeError) as error:
     raise UnreadableCard(f'{path} must be a card, which `tfdp card MODEL --out FOLDER` writes. '
-                         f'Received: {error.strerror}.') from error
-  if len(content) > LARGEST:
+                         f'Received: {getattr(error, "strerror", error)}.') from error
+  if len(text) > LARGEST:
     raise UnreadableCard(f'{path} must be a card, of at most {LARGEST >> 20} MiB. Received: more.')
-  try:
-    return from_json(content.decode('utf-8'))
-  except UnicodeDecodeError as error:
-    raise UnreadableCard(f'{path} must be a card, as UTF-8 text. Received: {error}.') from error
+  return from_json(text)
 
 
 def from_json(text: str) -> card_lib.Card:
