@@ -408,11 +408,13 @@ def _draw_part(panel: Any, how: _Panel, rows: Sequence[Row]) -> None:
         other = values[-1]
       else:
         ends[row.method] = values[-1]
-  late = [line.get_ydata()[len(line.get_ydata()) // 5:] for line in lines]
-  low, high = min(map(min, late)), max(map(max, late))  # The common start would flatten the rest.
+  # The common start would flatten the rest.
+  late = np.concatenate([line.get_xydata()[len(line.get_xydata()) // 5:] for line in lines])
+  (begin, low), (_, high) = late.min(axis=0), late.max(axis=0)
+  panel.set_xlim(left=begin)
   panel.set_ylim(low - .1 * (high - low) - 1e-9, high + .45 * (high - low) + 1e-9)  # Legends fit.
   panel.set_title(f'{how.title}\n{_found(how, rows, ends, other)}', fontsize='medium')
-  panel.set(xlabel=how.steps, ylabel=how.quantity)
+  panel.set(xlabel=f'{how.steps} (from {begin:g} on)', ylabel=how.quantity)
   panel.grid(alpha=.3)
   lines.sort(key=lambda line: -line.get_ydata()[-1])
   panel.legend(handles=lines, fontsize='small', loc='upper right' if how.fewer else 'upper left')
