@@ -23,7 +23,7 @@ PLACES = (
     '.github/ISSUE_TEMPLATE/config.yml', 'docs/promise.md')
 # Those that get a link to Colab besides.
 NOTEBOOKS = tuple(sorted(f'colabs/{path.name}' for path in (ROOT / 'colabs').glob('*.ipynb')))
-_COLAB = re.compile(r'<!-- colab (\w+) -->')
+_COLAB = re.compile(r'<!-- colab (\w+) -->( On \[Colab\]\S+ choose \*Upload\* [^.]*\.)?')
 _TAG = re.compile(r'v(\d+\.\d+\.\d+)')
 
 
@@ -35,7 +35,7 @@ def with_address(text, address):
 
   def link(found):
     return ('[Open in Colab](https://colab.research.google.com/github/'
-            f'{owner[1]}/blob/main/colabs/{found[1]}.ipynb)')
+            f'{owner[1]}/blob/main/colabs/{found[1]}.ipynb)' + ('.' if found[2] else ''))
 
   # Lines of TOML and YAML with an unknown address are comments until now.
   text = re.sub(rf'^# ([\w-]+(?: =|:) "{re.escape(UNKNOWN)}")', r'\1', text, flags=re.M)

@@ -58,6 +58,7 @@ def test_every_notebook_gets_a_link_to_itself():
     text = release.with_address(text_of(path), address)
     json.loads(text)
     assert f'/github/{owner}/blob/main/{path})' in text and '<!-- colab' not in text
+    assert 'Upload' not in text, path
 
 
 def test_notebooks_of_links_exist():
