@@ -68,7 +68,8 @@ half the noise, the same noise at each step, and examples that are clipped one b
 The bugs of the other rows are: {switched}. The two classes with independent moments also have a
 sensitivity of B instead of 2B - 1. Four more bugs are planted once. In one, the optimizer adds and
 announces half the planned noise. In the others, the plan claims Poisson sampling and batches are
-cyclic, shuffled by epochs, or always the same. Of these {others} of {others_planted} were caught.
+cyclic, shuffled by epochs, or always the same. The audit caught {others}
+of these {others_planted} bugs.
 
 The audit of a correct library also raises false alarms. These are the numbers of false alarms in
 {seeds} seeds, with the allowed mean in brackets: {alarms}. For noise, batches and canaries, these
@@ -113,11 +114,11 @@ def main():
   if 'users' in arguments.only:
     rows[USERS] = row('DPAdam', 'user')
   caught = list(other_bugs()) if 'bugs' in arguments.only else None
-  found = re.search(r'Of these (\d+) of (\d+) were', old)
+  found = re.search(r'caught (\d+)\nof these (\d+) bugs', old)
   others, planted_others = (
       (sum(caught), len(caught)) if caught is not None else map(int, found.groups()))
   said = ('; '.join(map(_shown, alarms())) if 'alarms' in arguments.only
-          else re.search(r'on average: (.*)\.\nTh', old).group(1))
+          else re.search(r'in brackets: (.*?)\. For', old, re.S).group(1))
   text = TEXT.format(
       steps=white_box.STEPS, canaries=white_box.CANARIES, batch=white_box.BATCH_SIZE,
       delta=white_box.DELTA, confidence=CONFIDENCE,

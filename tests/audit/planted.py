@@ -27,9 +27,9 @@ SWITCHED = {
     'no clipping': 'changes',
     'half the noise': 'noise',
     'the same noise at each step': 'noise',
-    'the realised divisor': 'changes',
-    'clipped unscaled': 'changes',
-    'an unprojected square': 'changes',
+    'the drawn batch as divisor': 'changes',
+    'clipping before scaling': 'changes',
+    'a square not projected': 'changes',
 }
 SCALED = ('DPAdamSTP', 'DPAdaGradSTP', 'DPRMSpropSTP', 'DP2RMSprop', 'DP2AdaGrad', 'DP2Yogi',
           'AdaDPS', 'PAGAN', 'DPShampoo', 'DPSOAP', 'DPKFC')
@@ -39,8 +39,8 @@ SQUARED_MEAN = ('DPAdamIME', 'DPAdaGradIME')
 def applying(name):
   """The switched bugs that concern a class."""
   return [bug for bug in SWITCHED
-          if not (bug == 'clipped unscaled' and name not in SCALED
-                  or bug == 'an unprojected square' and name not in SQUARED_MEAN)]
+          if not (bug == 'clipping before scaling' and name not in SCALED
+                  or bug == 'a square not projected' and name not in SQUARED_MEAN)]
 
 
 def caught(subject, by, allowed=5e-5):
@@ -80,7 +80,7 @@ def switched(batch_size=16):
     def unprojected(mean, square, clip_norm, secret):
       value, secret = measure(mean, square, clip_norm, secret)
       plain = trees.map(tf.square, mean)
-      return bugs.where('an unprojected square', plain, value), secret
+      return bugs.where('a square not projected', plain, value), secret
 
     patch.setattr(statistics, '_measure_square_of_mean', unprojected)
     yield bugs
@@ -100,12 +100,12 @@ def _plant_in_engines(patch, bugs):
       raw = engine(model, loss, batch, request._replace(queries=tuple(
           query._replace(scale=()) for query in request.queries))) if scaled else clipped
       sums = tuple(
-          ours._replace(total=bugs.where('clipped unscaled', _scaled(query, other.total),
+          ours._replace(total=bugs.where('clipping before scaling', _scaled(query, other.total),
                                          ours.total))
           for query, ours, other in zip(request.queries, clipped.sums, raw.sums))
       count = tf.maximum(tf.reduce_sum(tf.cast(batch.mask, tf.float32)), 1)
       divided = lambda t: bugs.where(
-          'the realised divisor', t * bugs.batch_size / tf.cast(count, t.dtype), t)
+          'the drawn batch as divisor', t * bugs.batch_size / tf.cast(count, t.dtype), t)
       return clipped._replace(sums=tuple(trees.map(divided, one) for one in sums))
 
     return faulty
@@ -132,7 +132,7 @@ def _plant_in_queries(patch, bugs):
     raw = preprocess(self, params._replace(scales=tuple(() for _ in params.scales)), record)
     return tuple(
         ours._replace(total=bugs.where(
-            'clipped unscaled',
+            'clipping before scaling',
             _scaled(contract.Query(geometry.unpacked(scale, other.total)), other.total),
             ours.total))
         for scale, ours, other in zip(params.scales, right, raw))

@@ -105,8 +105,8 @@ def test_queries_are_audited_and_their_bugs_caught(name):
   with planted.switched() as bugs:
     subject = subjects.of(query(name), None)
     for bug in ('no clipping', 'half the noise', 'the same noise at each step', *(
-        ['clipped unscaled'] if name == 'scale_then_privatize' else []), *(
-            ['an unprojected square'] if name == 'dp_adam_ime' else [])):
+        ['clipping before scaling'] if name == 'scale_then_privatize' else []), *(
+            ['a square not projected'] if name == 'dp_adam_ime' else [])):
       bugs.only(bug)
       assert planted.caught(subject, planted.SWITCHED[bug]), bug
 
