@@ -29,7 +29,7 @@ def next_word(
     build_model: `number of ids -> Keras model` from [n, length] ids to [n, length, number of
       ids] logits.
     batch_size: Sentences per local step.
-    max_examples: The most sentences of one user in a round.
+    max_examples: The largest number of sentences of one user in a round.
     epochs: Local epochs.
     length: The number of ids of a sentence that are used.
     predict_unknown: Whether words that are not in the vocabulary are predicted, as one word;

@@ -95,8 +95,8 @@ class PrivateFedAvg(abc.ABC):
   `metrics['released']` may be published.
 
   If you call `next` yourself, draw the cohort as the plan says, with every client in it at most
-  once. `next` cannot tell whose a data set is. If you pass one client five times, that user can
-  move the sum by five clip norms. `simulate` draws and checks the cohorts.
+  once. `next` does not know which user a data set belongs to. If you pass one client five times,
+  that user can move the sum by five clip norms. `simulate` draws and checks the cohorts.
 
   Attributes:
     plan: The `tfdp.PrivacyPlan` of the run.
@@ -119,7 +119,7 @@ class PrivateFedAvg(abc.ABC):
     return ()
 
   def entry(self, rounds: int, **more: Any) -> ledger_lib.Entry:
-    """Returns the ledger entry of so many rounds; `more` are other fields of it."""
+    """Returns the ledger entry of this many rounds; `more` sets other fields of the entry."""
     begun, = ledger_lib.Ledger().begin(self.plan, self.rule).done(rounds).entries
     clip = self.settings['quantile_clip']
     following = () if clip is None else (
@@ -147,7 +147,7 @@ class PrivateFedAvg(abc.ABC):
     """
 
   def broadcast(self, state: server_lib.State) -> Any:
-    """Returns the values that a round's workers need besides the weights."""
+    """Returns the values that a round's workers need in addition to the weights."""
     return self.server.broadcast(state)
 
   def get_model_weights(self, state: server_lib.State) -> server_lib.ModelWeights:

@@ -2,7 +2,7 @@
 """User-level privacy over Flower, whose nodes are the users.
 
 Flower carries messages. The plan decides which nodes a round asks, how far an answer may move the
-model and what noise is added. The code is that of a simulation, and so are the files on disk.
+model and what noise is added. It runs the code of a simulation, and writes the same files.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _log = logging.getLogger('flwr')
 class PrivateStrategy(flwr_strategy.Strategy):
   """A strategy of Flower with user-level differential privacy; a node is a user.
 
-  Nodes are ordinary Flower ClientApps: they train from the arrays they are sent and answer with
-  one ArrayRecord like it, in the same order, and with a MetricRecord if `private_metrics` are
-  wanted. Cohorts are drawn as the plan says among `plan.population_size` places. A node takes the
-  next free place when it is first seen, and keeps that place. A free place, or one whose node is
-  offline, gives no answer. The server clips every answer, whatever the node did. An answer that is
-  late, comes twice, is not finite or has other shapes is ignored. The state is on disk before
-  anything that depends on it is sent.
+  Nodes are ordinary Flower ClientApps: they train from the ArrayRecord that they receive, and
+  answer with an ArrayRecord of the same order and, if `private_metrics` are wanted, a
+  MetricRecord. Cohorts are drawn as the plan says among `plan.population_size` places. A node
+  takes the next free place when it is first seen, and keeps that place. A free place, or one
+  whose node is offline, gives no answer. The server clips every answer, whatever the node did. An
+  answer that is late, comes twice, is not finite or has other shapes is ignored. The state is on
+  disk before anything that depends on it is sent.
 
   Args:
     model: The initial weights: a built Keras model, or a list of arrays, which are all trained.

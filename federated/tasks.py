@@ -26,10 +26,10 @@ Words = Union[Sequence[str], vocabulary_lib.PrivateVocabulary]
 class Task(NamedTuple):
   """Attributes:
 
-    users: Training data; what `simulate` takes.
+    users: The training data, in a form that `simulate` takes.
     held_out: `tf.data.Dataset` of batches of other users.
-    model_fn: What `build_private_fed_avg` takes, and so are `loss` and `metrics`.
-    items: Sizes: ids of words, or words and tags.
+    model_fn: Makes the model; `build_private_fed_avg` takes `model_fn`, `loss` and `metrics`.
+    items: The number of word ids, or the numbers of words and of tags.
     loss: The loss of a Keras model; None where `model_fn` makes a TFF model, which has its own.
     metrics: The metrics of a Keras model.
   """
@@ -48,8 +48,8 @@ def stackoverflow(
     held_out: str = 'heldout', held_out_users: int = 100) -> Task:
   """Returns next words of StackOverflow, from TFF's SQLite file, read user by user without TFF.
 
-  Word ids are those of `tff.simulation.baselines.stackoverflow`: 0 pads, the vocabulary follows,
-  then a word that is not in it, the beginning and the end of a sentence.
+  Word ids are those of `tff.simulation.baselines.stackoverflow`: 0 is padding. The vocabulary
+  follows, and then an unknown word, the beginning and the end of a sentence.
 
   Args:
     path: `stackoverflow.sqlite`, decompressed.
@@ -58,7 +58,7 @@ def stackoverflow(
       [n, length, number of ids] logits. By default it is the usual LSTM, with 4,050,748 parameters
       for 10,000 words.
     batch_size: Sentences per local step.
-    max_examples: The most sentences of one user in a round.
+    max_examples: The largest number of sentences of one user in a round.
     epochs: Local epochs.
     length: The number of ids of a sentence that are used.
     held_out: Split to evaluate on. Users of 'heldout' are in no other split. Most users of 'test'
@@ -113,8 +113,8 @@ def sequences(
 
   Args:
     sentences: The words of every sentence.
-    ids: {word: 1, 2, ...}. The three ids after the vocabulary are another word, the beginning and
-      the end.
+    ids: {word: 1, 2, ...}. The three ids after the vocabulary stand for an unknown word, the
+      beginning and the end of a sentence.
     length: The number of ids of a sentence that are used.
   """
   unknown, begin, end = len(ids) + 1, len(ids) + 2, len(ids) + 3

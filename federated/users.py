@@ -32,7 +32,7 @@ class Users:
       is kept. `from_sqlite`, `from_json_lines` and `from_rows` read users whose examples do not fit
       into memory.
     batch_size: Examples per local step.
-    epochs: Passes over a user's examples in a round.
+    epochs: The number of passes over a user's examples in a round.
     max_examples: The largest number of examples of one user in a round; None for all. A user with
       more examples gets a new random choice in every round. This bounds the time that a user takes.
       Clipping bounds the influence.

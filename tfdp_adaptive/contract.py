@@ -166,9 +166,10 @@ class Sums(NamedTuple):
 class Release(NamedTuple):
   """The noisy answer to one query, in scaled space.
 
-  `variance` is the variance of the noise in every coordinate of `mean`. It accounts for adjacency,
-  budget share and the row norm of the mechanism. A rule that unscales divides it by `scale**2`;
-  behind a `Kronecker` the noise N has E[N N'] = variance tr((right' right)^-1) (left' left)^-1.
+  `variance` is the variance of the noise in every coordinate of `mean`. It accounts for
+  adjacency, budget share and the row norm of the mechanism. A rule that divides `mean` by `scale`
+  divides `variance` by `scale**2`. With a `Kronecker` scale, the noise N has E[N N'] = variance
+  tr((right' right)^-1) (left' left)^-1.
   """
 
   mean: Tree
@@ -227,8 +228,8 @@ class Rule(NamedTuple):
     update: `(state, releases, public) -> (direction, state)`; parameters move
       by `-learning_rate * direction`.
     asks: The clipped sums to compute at every step.
-    public: None, 'mean', 'records' or 'factors': the public gradients at the current
-      parameters that `query` and `update` need, or their factors; see `clipping.engines`.
+    public: What `query` and `update` need of the public gradients at the current parameters:
+      'mean', 'records', 'factors', or None for nothing; see `clipping.engines`.
     public_due: For a rule that needs factors, `state -> []` bool: whether this step needs them.
       In other steps, the factors may be zeros. None if all steps need them. The function reads the
       state of this rule, so a wrapper with another state must not use it unchanged.

@@ -48,7 +48,7 @@ OPTIMIZERS: Dict[str, Optimizer] = {
     'DPYogi': Optimizer('dp_yogi', 'plain'),
     'DPMuon': Optimizer(
         'dp_muon', 'matrices',
-        missing='it was level with dp_adam where it was measured, and takes four times as long'),
+        missing='it was as good as dp_adam where measured, and takes four times as long'),
     'DPAdamBC': Optimizer('dp_adam_bc', 'bias_corrected'),
     'DPAdaGradBC': Optimizer('dp_adagrad_bc', 'bias_corrected'),
     'DPRMSpropBC': Optimizer('dp_rmsprop_bc', 'bias_corrected'),
@@ -69,7 +69,7 @@ OPTIMIZERS: Dict[str, Optimizer] = {
     'DPKFC': Optimizer('dp_kfc', 'matrices', public=True),
     'DPAdamJME': Optimizer(
         'dp_adam_jme', 'moments',
-        missing='it was level with dp_adam on one task and worse on two'),
+        missing='it was as good as dp_adam on one task and worse on two'),
     'SideInformationAdam': Optimizer('side_information_adam', 'public', public=True),
     'AdaDPS': Optimizer('adadps', 'public', public=True),
     'PDADPMD': Optimizer('pda_dpmd', 'public', dict(steps=24), public=True),

@@ -3,9 +3,9 @@
 
 Each user is one record: the set of items that the user liked. A denoising
 autoencoder sees a random half of the set and predicts the other half. One
-record is all that a user gave, so an example-level guarantee protects users.
-There is no table of users in the model, since a row of such a table would
-belong to one person.
+record has everything that a user gave, so an example-level guarantee protects
+users. There is no table of users in the model, since a row of such a table
+would belong to one person.
 
 The number is the fraction of hidden items among the ten best proposals.
 """

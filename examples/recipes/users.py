@@ -6,8 +6,8 @@ plan counts users, and `plan.batches` takes the column of ids. A batch draws
 users, takes up to `examples_per_user` rows of each, and clips the mean gradient
 of a user once.
 
-Users weigh alike in this training, however many rows they have. The program
-therefore reports the mean over users, next to the mean over rows.
+Every user has the same weight in this training, however many rows the user has.
+The program therefore reports the mean over users, next to the mean over rows.
 """
 
 import numpy as np

@@ -37,7 +37,7 @@ class Sampling(abc.ABC):
     drawn_each_step: Whether batches are drawn at every step, independently of earlier steps.
     fixed_order: Whether the distances between the steps of a record are multiples of the least
       distance, because it has one place in every epoch.
-    amplifies: For which noise, in words.
+    amplifies: The noise whose privacy the scheme amplifies, in words.
     by_example: Whether single examples are drawn and clipped where the unit is a user.
     renyi: Whether the Renyi divergences under this sampling are known.
     pattern: The kind of randomness: 'steps' (every step is drawn independently, within a record's

@@ -63,7 +63,7 @@ def recommend(
       from `gradient_norm`.
     loss: As in `compile`; by default that of the compiled model.
     metrics: As in `compile`. The first metric decides. If two settings are equal, the loss decides.
-      More is better, unless its name says otherwise by a part such as 'error', 'loss' or 'false'.
+      A larger value is better, unless its name contains a word such as 'error', 'loss' or 'false'.
     population_size: Number N of private examples (users), which is taken as public.
     target_epsilon: Epsilon of the plan.
     target_delta: None for the largest power of ten below 1 / N.
@@ -72,9 +72,9 @@ def recommend(
     seconds: The time to search for.
     sampling: The sampling scheme, if you cannot choose it; as in `PrivacyPlan`.
     mechanism: The noise, if you cannot choose it.
-    gradient_norm: Without public examples: the typical norm of a gradient, for example of
-      made-up examples in the units of the real ones. Such a guess had up to 1.5 times the loss of
-      settings that were tried on 300 public examples.
+    gradient_norm: The typical norm of a gradient, if there are no public examples. You can compute
+      it on made-up examples in the units of the real ones. With such a guess, the loss was up to
+      1.5 times that of settings that were tried on 300 public examples.
     seed: Fixes the random numbers of the search. The same seed gives the same answer, unless the
       time limit (`seconds`) ends the search earlier.
     verbose: 0 prints no progress.

@@ -86,7 +86,7 @@ class WhiteBoxReport:
 
   @property
   def vacuous(self) -> bool:
-    """Whether no result of this audit could have refuted a finite claim."""
+    """Whether this audit cannot refute any finite claim, whatever it finds."""
     return not self.findings
 
   def to_dict(self) -> dict:

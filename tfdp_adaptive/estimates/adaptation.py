@@ -32,10 +32,10 @@ def adapt(
     seed: Optional[int] = None) -> privacy.Ledger:
   """Adapts a preprocessing layer privately and records the cost in the ledger of its weights.
 
-  `Normalization`: the values of each record are clipped to `[-bound, bound]` per feature. The sums
-  of values and of squares, in units of the bound, are one vector per record, of norm at most
-  sqrt(2 d) for d features. Gaussian noise of standard deviation `noise_multiplier * sqrt(2 d)` is
-  added once to their sum, and both sums are divided by the public number of records.
+  `Normalization`: the values of each record are clipped to `[-bound, bound]` per feature. In units
+  of the bound, the values of a record and their squares form a vector of norm at most sqrt(2 d)
+  for d features. Gaussian noise of standard deviation `noise_multiplier * sqrt(2 d)` is added once
+  to the sum of these vectors, which is then divided by the public number of records.
 
   `StringLookup`, `TextVectorization`: a vocabulary by differentially private set union (Gopi et
   al., arXiv:2002.09745), of sensitivity 1; see `tfdp.estimates.private_vocabulary`.
@@ -46,7 +46,7 @@ def adapt(
       record must be the same unit that the training protects.
     noise_multiplier: Standard deviation of the noise, in units of a record's sensitivity, > 0.
     bound: Largest size of a value, > 0: a number or [d]. Public: do not compute it from `data`.
-    size: Most words of the vocabulary.
+    size: The largest number of words in the vocabulary.
     words_per_record: The number of different words that a record may vote for.
     target_delta: The delta at which the ledger states epsilon if it has no other entry.
     delta: Probability that a word of a single record is released. It is a part of the ledger's

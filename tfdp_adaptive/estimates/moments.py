@@ -155,12 +155,12 @@ def second_moments(
     features: [n, d] numbers; [n, views, d], several views of each record, whose products are
       averaged; or `tfdp.features(...)`, which may hold the targets, too.
     targets: [n] integers, which are classes; [n] or [n, k] numbers; or None.
-    noise_multiplier: Standard deviation of the noise in units of a record's sensitivity, > 0; or
-    target_epsilon: The epsilon that decides it.
+    noise_multiplier: Standard deviation of the noise in units of a record's sensitivity, > 0.
+    target_epsilon: The epsilon from which the noise is computed, instead of `noise_multiplier`.
     target_delta: The delta of `target_epsilon`.
     bound: Largest norm of the features, > 0. Public: do not compute it from the data.
     constant: A feature to add to every record, for the bias of a layer; 0 for none.
-    target_bound: Largest norm of targets, > 0. That of classes is one.
+    target_bound: Largest norm of targets, > 0. It is one if targets are classes.
     classes: The number of classes. By default it is one more than the largest class, which is then
       taken as public.
     share: Fraction a^2 of the privacy budget for x x', in (0, 1). The rest is for x y'.

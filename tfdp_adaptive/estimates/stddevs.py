@@ -19,7 +19,7 @@ def private_stddevs(
   Algorithm 3 of Asi et al. (2021) with its threshold on the scale of standard
   deviations and with exactly calibrated noise. The constants of the paper are not
   (target_epsilon, target_delta)-DP for few rounds. The cost comes on top of the cost of
-  training. Sampling does not amplify it.
+  training. Sampling does not reduce it.
 
   Args:
     records: [n, d], for instance the features of a generalized linear model or

@@ -93,7 +93,7 @@ def observe(model: compat.Model, loss: losses_lib.ExampleLoss, batch: interface.
     loss: The loss of each example.
     batch: The batch that was clipped.
     clipped: What the clipping engine returned for the step.
-    request: What the rule asked for.
+    request: The queries of the rule in this step.
     penalty: The losses on the weights before the step, a scalar.
   """
   used = batch.mask

@@ -37,8 +37,8 @@ class Banded(interface.Mechanism):
     workload: A `Workload` or its config; None for prefix sums.
     objective: 'mean', 'max' or 'last'; 'mean' only for the method 'optimal'.
     tolerance: For the method 'optimal': the relative distance from the least error at which the
-      design may stop, roughly. None for 1e-4 or less, as far as a few seconds get. Give it if a few
-      seconds are not enough, as for 1,024 steps and more than 100 bands.
+      design may stop, roughly. By default the design stops at 1e-4 or less, or after a few
+      seconds. Give a tolerance if these are not enough, as for 1,024 steps and over 100 bands.
   """
 
   steps: int

@@ -43,7 +43,7 @@ class Dense(interface.Mechanism):
     steps: T.
     strategy: [T, T] lower triangular C with positive diagonal, up to scale, instead of a design.
     tolerance: Relative gap to the lower bound at which the design stops. A warning says if it stops
-      earlier. None for 1e-8 of the mean error up to 256 steps and 1e-5 above, 1e-4 for many
+      earlier. By default 1e-8 of the mean error up to 256 steps and 1e-5 above, 1e-4 for many
       participations, and 1e-3 of the maximal error. It must be given for more than 1,024 steps, and
       for more than 512 with many participations: these designs take minutes to hours.
     min_sep: Least distance between two steps of a record. The design minimizes the mean error for

@@ -106,8 +106,8 @@ def load(path: Union[str, os.PathLike]) -> Any:
 def to_config(mechanism: Any) -> dict:
   """Returns JSON values from which `from_config` makes an equal mechanism.
 
-  Numbers that the mechanism designs are left out, because they are designed again. Numbers that
-  were loaded are included.
+  The values include numbers that were given or loaded. They leave out numbers that the mechanism
+  designs itself, because `from_config` designs them again.
   """
   content = {'kind': type(mechanism).__name__, 'config': mechanism.get_config()}
   if mechanism.dtype != 'float64':

@@ -63,7 +63,7 @@ class Tree(interface.Mechanism):
 
   @property
   def levels(self) -> int:
-    """Levels of complete dyadic nodes, leaves included."""
+    """The number of levels of complete dyadic nodes, leaves included."""
     return self.block.bit_length()
 
   @property

@@ -58,16 +58,16 @@ class PrivacyPlan(terms.Terms):
       'replace' (a record against any other).
     sampling: A scheme of `tfdp.sampling`.
     min_sep: Smallest distance between two participations of a record; at most
-      the sampling's own, which is the default.
-    max_participations: Largest number of participations; at least the sampling's own, which is the
-      default.
+      the smallest distance under `sampling`, which is the default.
+    max_participations: Largest number of participations; at least the largest number under
+      `sampling`, which is the default.
     mechanism: A mechanism of `tfdp.mechanisms`.
     extra_releases: One noise multiplier, relative to the plan's, for every
-      statistic of past clean data that the rule releases at each step besides
+      statistic of past clean data that the rule releases at each step in addition to
       its means (`Statistic.relative_noise`); they concern every record at every
       step. `check_rule` says what a rule needs; () for almost all.
     search: A `tfdp.privacy.Search`, where the model is the best of a random number of runs
-      under this plan (`tfdp.tune`); its epsilon is then that of all of them together.
+      under this plan (`tfdp.tune`); its epsilon then covers all of these runs.
     seed: Fixes all random choices, FOR TESTS ONLY. The statement says so.
 
   Examples:

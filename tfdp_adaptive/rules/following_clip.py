@@ -112,7 +112,7 @@ def slack_clip(rule: contract.Rule, buckets: int, quantile: float = 0.5,
     rule: As for `quantile_clip`. Its records must not be scaled up, so `AutoV`, `AutoS` and `PSAC`
       are refused.
     buckets: K >= 1. s_k has noise `sigma sqrt(K) / B`; see `slack_buckets`.
-    quantile: The fraction of records that should be within (1 - 1/K) zeta, about, in (0, 1).
+    quantile: Roughly the fraction of records that should be within (1 - 1/K) zeta, in (0, 1).
     learning_rate: The learning rate of log zeta, >= 0.
     bounds: As for `quantile_clip`.
 

@@ -67,18 +67,19 @@ def grouped(rule: contract.Rule, groups: Sequence[int], split: str = 'optimal',
   A single group gives the rule itself. Do not expect better models than with one clip norm for all
   variables. Groups save memory if they are processed separately, and tuning if layers differ.
 
-  If the clip norm of `rule` adapts (`quantile_clip`, `slack_clip`), each group has its own adaptive
-  clip norm, which determines the split. The statistics of the groups are part of the same release.
-  Counts of K groups have sqrt(K) times the noise. The sum of records has no more noise than with
-  one group. The slack of group k has 1 / sqrt(p_k) times the noise.
+  If the clip norm of `rule` adapts (`quantile_clip`, `slack_clip`), each group has its own
+  adaptive clip norm, which determines the split. The statistics of the groups are part of the
+  same release. The count of each of K groups has sqrt(K) times the noise of a single count. The
+  sum of records has no more noise than with one group. The slack of group k has 1 / sqrt(p_k)
+  times the noise.
 
   Args:
     rule: Any rule that makes one query per step with one clip norm, and rescales gradients.
       If the clip norm adapts, the rule must treat every coordinate separately.
     groups: The group of every variable, counted from 0, in the order of the variables.
     split: 'optimal', 'global' or 'equal'.
-    norms: C_k up to a common factor (`l2_norm_clip` is their joint length); by default all
-      equal.
+    norms: The ratios of the C_k; by default all are equal. `l2_norm_clip` is the norm of the vector
+      of all C_k.
 
   Returns:
     A `contract.Rule` whose direction has the same unit as that of `rule`.

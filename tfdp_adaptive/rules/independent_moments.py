@@ -69,7 +69,7 @@ def dp_adagrad_ime(
     update_clip: Optional[float] = None) -> contract.Rule:
   """Use DP-AdaGradIME (experimental) to study sums of squares with their own noise.
 
-  AdaGrad whose squares are a separate noisy query, as in `dp_adam_ime`.
+  AdaGrad that gets the squared gradients from a separate noisy query, as in `dp_adam_ime`.
 
   Args:
     initial_accumulator_value: The initial value of `nu`, in squared gradient units, >= 0.

@@ -28,9 +28,9 @@ def dp_kfc(
   """Use DP-KFC if you have some public inputs, with or without labels.
 
   DP-SGD between Kronecker factors of curvature that need no private data, after DP-KFC
-  (arXiv:2605.13418). A matrix W meets inputs a and sends back errors e, so that a
-  record's gradient is a sum of a e'. With a and e computed on PUBLIC examples, which may be made
-  up, at the current weights:
+  (arXiv:2605.13418). A matrix W is multiplied by inputs a, and e are the gradients of the loss by
+  these products, so that a record's gradient is a sum of a e'. With a and e computed on PUBLIC
+  examples, which may be made up, at the current weights:
 
       L = average of a a';   A = (L d / tr L + scale_epsilon)^-power
       R = average of e e';   G = (R p / tr R + scale_epsilon)^-power

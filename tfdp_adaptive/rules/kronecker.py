@@ -214,7 +214,7 @@ def relative_root(moment: tf.Tensor, scale_epsilon: float, power: float) -> tf.T
 def dp_shampoo(
     beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-4, *,
     scale_epsilon: float = 1e-2, refresh_every: int = 50, max_size: int = 512) -> contract.Rule:
-  """Use DP-Shampoo (experimental) for weight matrices with correlated inputs, besides DP-SOAP.
+  """Use DP-Shampoo (experimental) as an alternative to DP-SOAP, if inputs are correlated.
 
   Shampoo (Gupta et al., arXiv:1802.09568) with scale-then-privatize between its matrices.
   The private form is ours. A record's gradient W of a matrix is clipped and noised as `A W G`,
@@ -264,7 +264,7 @@ def dp_soap(
       direction = Q_A (normalized average of h / sqrt(max(nu, epsilon^2))) Q_G'
 
   with a, c the eigenvalues of A and G. At a refresh, the first moment is transformed to the new
-  coordinates, and nu stays the same, as in SOAP. Vectors are trained as by Adam, in their own
+  coordinates, and nu stays the same, as in SOAP. Vectors are trained as with Adam, in their own
   coordinates.
 
   Args:

@@ -45,7 +45,7 @@ def noisy_adagrad(
   """Use NoisyAdaGrad (experimental) for convex models of few parameters.
 
   AdaGrad with noise on its preconditioner, in a public subspace. Kairouz et al. (2021),
-  Algorithm 1, in k x k:
+  Algorithm 1, with matrices of size k x k:
 
       S += x x^T,   H = V^T (S^(1/2) + noise) V,   direction = V H^+ V^T (x + noise)
 
