@@ -25,22 +25,23 @@ BOUNDS = (1e-5, 1e-4, 1e-3, 1e-2, math.inf)
 LAWS = {
     'poisson': (range(1000), '''Poisson sampling
 
-Poisson-sampled Gaussian noise, with delta from 1e-15 to 1e-3, 1 to {most:.0e} steps, records that
-take part 0.3 to 1,000 times, and any size of epsilon. `composition_test.random_plan` draws
-them.'''),
+The plans have Poisson-sampled Gaussian noise, delta from 1e-15 to 1e-3, 1 to {most:.0e} steps,
+records that take part 0.3 to 1,000 times, and any size of epsilon. `composition_test.random_plan`
+draws them.'''),
     'allocation': (range(1000, 1100), '''Random allocation
 
 2 to 200 batches in a round, up to {most:.0f} rounds, delta from 1e-8 to 1e-3. The distribution of
 the loss in one round comes from a Fourier transform of lognormals.'''),
     'examples': (range(1100, 1200), '''Users whose examples are sampled
 
-2 to 8 examples of a user, 10 to {most:.0f} steps, delta from 1e-8 to 1e-3. In the two plans
-that are called below the truth, the integral errs: dp_accounting's upper bounds on a grid of
-5e-4 are 11.58251 and 7.03681, and the library's epsilons 11.58256 and 7.03684.''')}
+2 to 8 examples of a user, 10 to {most:.0f} steps, delta from 1e-8 to 1e-3. For two
+plans the table below counts an epsilon below the truth, but the error is the oracle's. On a grid
+of 5e-4, dp_accounting has the upper bounds 11.58251 and 7.03681. The library's epsilons are
+11.58256 and 7.03684.''')}
 PLANS = 1200
 TEXT = '''# Epsilon against an independent accountant
 
-Made by `make accounting-table` from random plans. It compares the library's accountant with
+`make accounting-table` makes this page from random plans. It compares the library's accountant with
 `tests/accounting/accounting_oracle.py`, which shares no method with it. The library transforms a
 grid of losses. The oracle integrates the moment generating function.
 '''
@@ -54,7 +55,7 @@ SECTION = '''
 Worst: {worst}
 
 Number of epsilons below the truth by more than the error of the independent accountant: {below}.
-This error is {error:g} of the logarithm of delta, if a record takes part less than about once.
+This error is {error:g} in the logarithm of delta, and smaller if records take part more than once.
 Plans for which the independent accountant gave no answer: {open}.
 Median time of an epsilon: {median:.2g} seconds of one core, at most {slowest:.2g}.
 '''

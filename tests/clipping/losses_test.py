@@ -127,7 +127,7 @@ def _target_of(name, outputs):
 
 @pytest.mark.thorough(rows=['squared_hinge'])
 @pytest.mark.pitfall(
-    "A loss normalises over the batch, as by a mask's mean.",
+    "A loss normalises over the batch, for example by the mean of a mask.",
     severity='critical', stops='the loss is computed for each example separately')
 @pytest.mark.parametrize('name', [name for name, _ in _all_losses()])
 def test_no_loss_of_keras_lets_an_example_change_another(name):

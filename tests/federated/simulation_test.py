@@ -126,7 +126,7 @@ def test_refusals():
 @pytest.mark.pitfall(
     'Weights of a federated run are trained further in Keras, or the other way round, and '
     'only one run is stated.',
-    severity='critical', stops='`assign_weights_to` and the model that is given carry the ledger')
+    severity='critical', stops='`assign_weights_to` and models that are passed on keep the ledger')
 def test_the_ledger_goes_from_users_to_keras_and_back(tmp_path):
   plan, model, path = regression.make_plan(steps=2), regression.model_fn(), tmp_path / 'm.keras'
 

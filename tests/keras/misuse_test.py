@@ -127,7 +127,7 @@ def test_wrong_batch_size_raises_before_any_step():
 @pytest.mark.pitfall(
     "With batch normalization or an activity regularizer, an example's gradient depends on "
     'other examples.',
-    severity='critical', stops='PrivacyError before the first step that names what to use')
+    severity='critical', stops='PrivacyError before the first step; it names what to use instead')
 @pytest.mark.parametrize('hidden,message', [
     (lambda: layers.BatchNormalization(), 'normalises over the batch; use LayerNormalization'),
     (lambda: layers.Dense(4, activity_regularizer='l2'), 'activity_regularizer'),

@@ -176,7 +176,7 @@ def silent(kind):
 
 @pytest.mark.thorough(but=['unused-1-bookkeeping', 'stopped-2-loop'])
 @pytest.mark.pitfall(
-    'A weight that trains gets no signal, as behind `stop_gradient`, and receives noise alone.',
+    'A trainable weight gets noise but no gradient, for example behind `stop_gradient`.',
     severity='medium', stops='a warning at the first step')
 @pytest.mark.parametrize('engine', [e for e in engines.ENGINES if e != 'auto'])
 @pytest.mark.parametrize('kind, count', [('stopped', 2), ('unused', 1)])

@@ -169,7 +169,7 @@ def test_rules_that_use_the_present_batch_only_are_fine():
 @pytest.mark.pitfall(
     'A rule releases a statistic of all past clean data at every step, and amplification by '
     'sampling is claimed for it.',
-    severity='critical', stops='ValueError: the plan must count it in full')
+    severity='critical', stops='ValueError: the plan must count the statistic in full')
 def test_statistics_of_past_clean_data_are_not_amplified():
   rule = make_rule(make_statistic(amplifiable=False, relative_noise=2.0))
   with pytest.raises(ValueError, match=r'must be \(2.0,\) for the rule .some_rule., .*amplify'):
