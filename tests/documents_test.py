@@ -35,6 +35,20 @@ def name(path):
   return path.relative_to(ROOT).as_posix()
 
 
+def test_headings_of_errors_are_texts_of_the_library():
+  """A search for an error finds the page: every part of a heading is in a text of the code."""
+  page = (ROOT / 'docs' / 'guides' / 'troubleshooting.md').read_text(encoding='utf-8')
+  errors = page.partition('\n## Errors\n')[2].partition('\n## ')[0]
+  parts = [part for heading in re.findall('^### (.*)$', errors, re.M)
+           for part in heading.split('; ')]
+  assert len(parts) > 12
+  said = '\n'.join(
+      node.value.replace('`', '') for path in (ROOT / 'tfdp_adaptive').rglob('*.py')
+      for node in ast.walk(ast.parse(path.read_text(encoding='utf-8')))
+      if isinstance(node, ast.Constant) and isinstance(node.value, str))
+  assert [part for part in parts if part not in said] == []
+
+
 @pytest.mark.thorough(but=['README.md'])
 @pytest.mark.parametrize(
     'path', [path for path in PAGES if blocks(path, 'python')], ids=name)
