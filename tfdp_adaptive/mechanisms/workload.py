@@ -33,9 +33,9 @@ class Workload:
     momentum: Heavy-ball factor beta in [0, 1): `m_t = beta m_{t-1} + g_t`.
     learning_rates: [T] rate of each step; () for the constant one, in which
       case A is a Toeplitz matrix. In a long run with a schedule, the designs of `BLT` and
-      `BandedToeplitz` start from the design for the constant rate. They may also end there, with a
-      warning. `BandedInverse` is designed for the schedule at any T. Errors are in units of the
-      learning rate.
+      `BandedToeplitz` start from the design for the constant rate. If a search would take
+      minutes, they use this design, with a warning. `BandedInverse` is designed for the
+      schedule at any T. Errors are in units of the learning rate.
   """
 
   momentum: float = 0.0

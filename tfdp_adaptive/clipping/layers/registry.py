@@ -157,7 +157,7 @@ def register(
     *classes: type, tap: Tap = at_output, whole: bool = False,
     why: Callable[[compat.Layer], str] = lambda layer: '',
     folds: bool = False) -> Callable[[Gradients], Gradients]:
-  """Decorates the `gradients` function of layers of exactly these `classes`."""
+  """Decorates the function `gradients` for layers whose class is one of `classes`."""
 
   def decorate(gradients: Gradients) -> Gradients:
     for layer_class in classes:
