@@ -31,8 +31,9 @@ def least_squares(
   Args:
     x: Features, as in `tfdp.estimates.second_moments`. Choose `bound` so that few are shortened.
     y: [n] classes, or [n] or [n, k] numbers. None if `x` holds them, as `tfdp.features` may.
-    target_epsilon: The epsilon of the head; or
-    noise_multiplier: Standard deviation of the noise in units of a record's sensitivity, > 0.
+    target_epsilon: The epsilon of the head, from which the noise is computed.
+    noise_multiplier: Standard deviation of the noise in units of a record's sensitivity, > 0,
+      instead of `target_epsilon`.
     target_delta: The delta of `target_epsilon`.
     bound: Largest norm of the features, > 0, from public knowledge.
     constant: The constant feature behind the bias; 0 for a layer without bias. It should be a

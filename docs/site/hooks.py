@@ -64,7 +64,7 @@ SYNONYMS = {
     'guides/clip_norm.md': 'max_grad_norm, l2_norm_clip, clipping threshold, bias, calibration, '
                            'class imbalance, imbalanced classes',
     'guides/clipping.md': 'ghost clipping, per-example gradients, microbatches, GradientTape',
-    'guides/devices.md': 'GPU, TPU, multi-GPU, MirroredStrategy, distributed training',
+    'guides/devices.md': 'multiple GPUs, TPU, multi-GPU, MirroredStrategy, distributed training',
     'guides/epsilon.md': 'what is a good privacy budget, how much privacy, regulators, GDPR, '
                          'HIPAA, membership inference',
     'guides/features.md': 'transfer learning, linear probe, pretrained, fine-tuning',
@@ -74,7 +74,8 @@ SYNONYMS = {
     'guides/resume.md': 'checkpoint, save the model, export, serve, load, restart, preemption',
     'guides/report.md': 'model card, datasheet, audit trail, compliance',
     'guides/training.md': 'tf.data, Dataset, generator, DataLoader, input pipeline, PyDataset, '
-                          'epochs, class_weight, train_on_batch, custom training loop',
+                          'epochs, class_weight, train_on_batch, custom training loop, '
+                          'GradientTape',
     'guides/troubleshooting.md': 'OOM, out of memory, gradient accumulation, DataFrame, pandas, '
                                  'class imbalance, imbalanced classes, NaN, low accuracy, '
                                  'slow, generator, DataLoader',
