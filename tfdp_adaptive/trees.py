@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees: anything `tf.nest` maps over. `()` stands for "absent", since TFF rejects `None`."""
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Iterator, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 Tree = Any  # A nest of tensors, or of their specs.
@@ -27,6 +28,19 @@ def given(tree: Tree) -> Tree:
   if isinstance(tree, dict):
     return {name: given(value) for name, value in tree.items() if value is not None}
   return tuple(given(value) for value in tree) if type(tree) is tuple else tree
+
+
+def content(array: np.ndarray) -> bytes:
+  """Returns the values of an array, or its texts, as bytes for a digest."""
+  return repr(array.tolist()).encode() if array.dtype.kind in 'OSU' else array.tobytes()
+
+
+def contents(arrays: Tree) -> Iterator[Tuple[bytes, ...]]:
+  """Yields the bytes of each example. Equal numbers of two widths have equal bytes."""
+  widths = {'f': np.float32, 'b': np.int64, 'i': np.int64, 'u': np.int64}
+  parts = [part.astype(widths.get(part.dtype.kind, part.dtype))
+           for part in tf.nest.flatten(arrays)]
+  return (tuple(content(np.asarray(row)) for row in rows) for rows in zip(*parts))
 
 
 def zeros(specs: Tree) -> Tree:

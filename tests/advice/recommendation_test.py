@@ -87,7 +87,7 @@ def test_what_is_handed_over_trains_and_says_what_was_public(found):
   model = found.model
   assert found.model is model
   model.compile(found.optimizer(), LOSS, metrics=['AUC'])
-  model.fit(found.batches((x, y)), epochs=1, steps_per_epoch=40, verbose=0)
+  model.fit(found.plan.batches((x, y)), epochs=1, steps_per_epoch=40, verbose=0)
   logs = model.evaluate(*examples(2000, 2), verbose=0, return_dict=True)
   assert logs.pop('loss') < .45 and min(logs.values()) > .85
   statement = model.ledger.statement()
@@ -210,7 +210,7 @@ def test_public_examples_among_the_private_ones_are_named(found):
   x[7], x[9] = examples(100, 0)[0][[3, 55]]
   for data in ((x, y), (x.astype('float64'), y), (x.tolist(), y.tolist())):
     with pytest.raises(ValueError, match=r'2 public examples .* \[3, 55\]'):
-      found.batches(data)
+      found.plan.batches(data)
 
 
 @pytest.mark.parametrize('clean, text', [

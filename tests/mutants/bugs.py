@@ -651,10 +651,6 @@ _BY_FILE = {
         ('squares of two records', "(math.sqrt(2.0) if adjacency == 'replace' else 1.0) / batch",
          '1.0 / batch', 'Under replace two squares differ.', _STATS),
     ],
-    'tfdp_adaptive/advice/recommendation.py': [
-        ('public examples among the private ones', 'content in known]', 'content in ()]',
-         'Private examples would train without privacy first.', 'advice/recommendation_test.py'),
-    ],
     'tfdp_adaptive/privacy/plan.py': [
         ('what was spent is forgotten', 'both = lambda sigma: before + dataclasses',
          'both = lambda sigma: ledger.Ledger() + dataclasses',
@@ -662,6 +658,8 @@ _BY_FILE = {
         ('a private size in a plan', 'plan_checks.published(self)', 'pass',
          'Texts would print it, and the noise would follow from it.',
          'privacy/secret_counts_test.py'),
+        ('public examples among the private ones', 'sources.check_apart(self.public, data[:1])',
+         'pass', 'Private examples would train without privacy first.', 'privacy/plan_test.py'),
     ],
     'tfdp_adaptive/rules/following_clip.py': [
         ('the count for nothing', 'return (1 - (noise_multiplier / (2 * std))**2)**-0.5',

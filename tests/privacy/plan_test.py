@@ -16,6 +16,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import rules
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.batches import sources
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import plan as plan_lib
 from tfdp_adaptive.privacy import statement
@@ -357,6 +358,25 @@ def test_damaged_json_is_refused():
   content['plan']['noise_multiplier'] = -1
   with pytest.raises(ValueError, match='`noise_multiplier` must be'):
     plan_lib.PrivacyPlan.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize('part', [
+    lambda x: x, lambda x: x.tolist(), lambda x: x.astype('float64'),
+    lambda x: {'a': x, 'b': x[:, :1]}, lambda x: (x.astype('int8'), x)])
+@pytest.mark.parametrize('where', [0, 3, 11])
+def test_public_examples_among_private_ones_are_named(monkeypatch, part, where):
+  monkeypatch.setattr(sources, '_READ', 4)  # The last one is in a part of its own.
+  x, seen = np.float32(np.arange(36).reshape(12, 3)), np.float32(-1 - np.arange(9).reshape(3, 3))
+  plan = make_plan(population_size=12, batch_size=4, public=part(seen))
+  plan.batches((part(x), x))
+  x[where], y = seen[2], np.concatenate([seen] * 4)  # Targets may be equal to public inputs.
+  with pytest.raises(ValueError, match=r'Received: 1 public examples .* \[2\]'):
+    plan.batches((part(x), y))
+  other = make_plan(population_size=12, batch_size=4)
+  other.batches((part(x), y))
+  assert plan == other and hash(plan) == hash(other) and plan.to_json() == other.to_json()
+  with pytest.raises(ValueError, match='1 public examples'):
+    dataclasses.replace(plan, steps=3).batches((part(x), y))
 
 
 def test_plans_are_constants():

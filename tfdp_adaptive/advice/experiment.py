@@ -30,6 +30,7 @@ from tfdp_adaptive import mechanisms
 from tfdp_adaptive import privacy
 from tfdp_adaptive import rules
 from tfdp_adaptive import terms
+from tfdp_adaptive import trees
 from tfdp_adaptive.advice import inputs as inputs_lib
 from tfdp_adaptive.advice import outputs as outputs_lib
 from tfdp_adaptive.advice import settings as settings_lib
@@ -398,7 +399,7 @@ def _folds(examples: Tree, rng: np.random.Generator) -> List[np.ndarray]:
   """Returns the rows of every fold; equal examples are in one fold, if none is empty then."""
   numbers: Dict[Tuple[bytes, ...], int] = {}
   group = np.array([numbers.setdefault(content, len(numbers))
-                    for content in trial_lib.contents(examples)])
+                    for content in trees.contents(examples)])
   group = rng.permutation(len(numbers))[group]
   order = np.argsort(group, kind='stable')
   first = np.searchsorted(group[order], group[order])

@@ -227,7 +227,8 @@ def proposed(origin: recommendation.Origin, search: search_lib.Search
   settings: Dict[str, float | bool] = {}
   if chosen is not None:
     clip, settings = _settings(experiment, chosen)
-    plan = dataclasses.replace(experiment.plans[chosen.noise], l2_norm_clip=clip)
+    plan = dataclasses.replace(
+        experiment.plans[chosen.noise], l2_norm_clip=clip, public=tuple(tf.nest.flatten(origin.x)))
     method = chosen.optimizer
     origin = origin._replace(inputs=experiment.map(chosen.inputs),
                              last=chosen.start == settings_lib.LAST)

@@ -76,7 +76,8 @@ class Recommendation:
 
   Attributes:
     plan: The `PrivacyPlan` to train with; None if nothing private is better than the model
-      trained on the public examples alone, or than the model as it is.
+      trained on the public examples alone, or than the model as it is. Its `batches` raises an
+      error if public examples are among the private ones.
     method: Name of the optimizer class; None without a plan.
     settings: Arguments of the class besides `plan`.
     rows: What was tried, as `Row`s.
@@ -137,29 +138,6 @@ class Recommendation:
               *['the weights that training started from'] * bool(origin.weights)]
       made.run.note(f'{origin.source}, which cost no privacy, were used for {" and ".join(used)}.')
     return made
-
-  def batches(self, data: Any, **kwargs: Any) -> Any:
-    """Returns `plan.batches(data)`, if no public example is among the private ones.
-
-    Raises:
-      ValueError: If an example of `data`, a tuple of arrays `(x, ...)`, has the inputs of a public
-        one. The error names the public examples.
-    """
-    if self.rows and isinstance(data, tuple):
-      x = data[0]  # A list is one array, as in `plan.batches`.
-      known = set(trial_lib.contents(
-          array(x) if isinstance(x, list) else tf.nest.map_structure(array, x)))
-      shared = [i for i, content in enumerate(trial_lib.contents(self._origin.x))
-                if content in known]
-      if shared:
-        raise ValueError(
-            'Public examples must not be among the private ones, which would be used twice. '
-            f'Received: {len(shared)} public examples that are in `data`, with the numbers '
-            f'{shared[:10]}. Take them out of either.')
-    if self.plan is None:
-      raise ValueError('There is no private training in this recommendation: `found.model` is '
-                       'proposed as it is. Received: plan=None.')
-    return self.plan.batches(data, **kwargs)
 
   def calibrate(self, model: compat.Model) -> outputs_lib.Fitted:
     """Fits temperature and bias of a trained model's outputs on the public examples.
@@ -227,7 +205,8 @@ class Recommendation:
           f'steps={plan.steps},',
           f'    l2_norm_clip={plan.l2_norm_clip:g}, sampling=tfdp.sampling.{plan.sampling!r},',
           f'    adjacency={plan.adjacency!r}, unit={plan.unit!r},',
-          f'    mechanism=tfdp.mechanisms.{_mechanism(plan.mechanism)})',
+          f'    mechanism=tfdp.mechanisms.{_mechanism(plan.mechanism)}'
+          + (', public=x)' if isinstance(origin.x, np.ndarray) else ')'),
           f'rate = {rate:g}' if settings.get('use_ema') else
           f'rate = keras.optimizers.schedules.PolynomialDecay({rate:g}, {plan.steps}, 0.0)',
           f'optimizer = tfdp.{self.method}(rate, plan=plan'

@@ -8,7 +8,7 @@ arXiv:2210.03403). So small batches of public examples get the noise of the larg
 from __future__ import annotations
 
 import functools
-from typing import Callable, Dict, Iterator, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -268,9 +268,3 @@ class Trial:
 
 def rows_of(tree: Tree, rows: Tree) -> Tree:
   return tf.nest.map_structure(lambda values: tf.gather(values, rows), tree)
-
-
-def contents(examples: Tree) -> Iterator[Tuple[bytes, ...]]:
-  """Yields the bytes of every example, which are equal for equal examples."""
-  parts = [np.asarray(part) for part in tf.nest.flatten(examples)]
-  return (tuple(part[i].tobytes() for part in parts) for i in range(len(parts[0])))

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 import numpy as np
 
 from tfdp_adaptive import errors
+from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sources
 
 _SHARE, _FEW = 0.05, 32  # More copies than that share, and than a few, are warned of.
@@ -110,7 +111,7 @@ def _digests(arrays: List[np.ndarray]) -> Iterator[bytes]:
   parts: List[Any] = []
   for array in arrays:
     if array.dtype.kind in 'OSU':
-      parts.append([sources.content(np.asarray(value)) for value in array])
+      parts.append([trees.content(np.asarray(value)) for value in array])
     elif len(array):
       flat = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
       parts.append(np.ascontiguousarray(flat[:, ::-(-flat.shape[1] // _BYTES) or 1]))

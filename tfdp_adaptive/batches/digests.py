@@ -17,6 +17,7 @@ import numpy as np
 from tfdp_adaptive import checks
 from tfdp_adaptive import runfolder
 from tfdp_adaptive import terms as terms_lib
+from tfdp_adaptive import trees
 from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import sources
 
@@ -65,7 +66,7 @@ def of_records(taken: sources.Nest, key: int) -> Iterator[str]:
     digest = _keyed(key)
     for part in map(np.asarray, parts):
       digest.update(repr((part.shape, part.dtype.str)).encode())
-      digest.update(sources.content(part))
+      digest.update(trees.content(part))
     yield digest.hexdigest()
 
 

@@ -21,6 +21,7 @@ from tfdp_adaptive import trees
 Nest = Any  # Arrays, specs or sources in tuples and dicts.
 Array = Any  # An array of NumPy, or an object indexed like one.
 Data = Any  # An argument of `of`.
+_READ = 4096  # Examples that are read at once.
 _NOT_ARRAYS = ('`data` must be numeric or string arrays with the example as leading axis, or a '
                'source of records: an object with `__len__` and `__getitem__`. ')
 
@@ -87,13 +88,23 @@ def fingerprint(data: Nest) -> str:
   for leaf in leaves(data):
     array = np.asarray(leaf)
     digest.update(repr((array.shape, array.dtype.kind)).encode())
-    digest.update(content(array))
+    digest.update(trees.content(array))
   return digest.hexdigest()
 
 
-def content(array: np.ndarray) -> bytes:
-  """Returns the values of an array, or its texts, as bytes for a digest."""
-  return repr(array.tolist()).encode() if array.dtype.kind in 'OSU' else array.tobytes()
+def check_apart(public: Nest, inputs: Data) -> None:
+  """Raises a ValueError if private inputs in memory contain public ones, which it names."""
+  source, public = of(inputs), map_structure(np.asarray, public)
+  known = set(trees.contents(public))
+  numbers = np.arange(len(source) if source.at_hand else 0)
+  found = {one for part in np.array_split(numbers, 1 + len(numbers) // _READ)
+           for one in trees.contents(source.take(part)) if one in known}
+  shared = [i for i, one in enumerate(trees.contents(public)) if one in found]
+  if shared:
+    raise ValueError(
+        'Public examples must not be among the private ones, which would be used twice. '
+        f'Received: {len(shared)} public examples that are in `data`, with the numbers '
+        f'{shared[:10]}. Take them out of either.')
 
 
 def map_structure(function: Callable[..., Any], data: Nest) -> Any:

@@ -18,7 +18,6 @@ from tfdp_adaptive import private_rule
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.keras import weight_ledger
 from tfdp_adaptive.privacy import ledger as ledger_lib
-from tfdp_adaptive.privacy import plan as plan_lib
 
 _FINGERPRINT = 'fingerprint'  # Key beside the ledger entry of a run in a file.
 _LONGEST = 100  # Characters of a value in a message.
@@ -233,10 +232,11 @@ class Earlier:
       if (run.steps if first < 0 else first) < entry.done:
         self.beside.append(entry)
         continue
-      self.foreign = ('' if _same_plan(entry.plan, run.plan) else
+      norm = entry.plan and entry.plan.l2_norm_clip  # It may differ.
+      plan = run.plan and dataclasses.replace(run.plan, l2_norm_clip=norm)
+      self.foreign = ('' if entry.plan == plan else
                       'a checkpoint of another plan') or differences(needed, fingerprint(run))
       self.resumed = entry.resumed + ((entry.run, entry.steps),)
-      norm = entry.plan and entry.plan.l2_norm_clip
       self.clip_norms = entry.clip_norms or ((entry.done, norm),)
       run.say(**{name: getattr(entry, name) for name in (
           'examples_per_user', 'notes', 'engines', 'seeded', 'shared')})
@@ -301,11 +301,3 @@ def _parts(before: Tuple[Tuple[int, float], ...], steps: int, clip_norm: float
     elif n > 0:
       parts.append((n, norm))
   return tuple(parts) or ((0, clip_norm),)
-
-
-def _same_plan(one: Optional[plan_lib.PrivacyPlan], other: Optional[plan_lib.PrivacyPlan]) -> bool:
-  """Whether two plans account for the same run, whatever its clip norm."""
-  if one is None or other is None:
-    return one is other
-  return all(getattr(one, field.name) == getattr(other, field.name)
-             for field in dataclasses.fields(one) if field.name != 'l2_norm_clip')

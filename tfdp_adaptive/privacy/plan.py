@@ -69,6 +69,9 @@ class PrivacyPlan(terms.Terms):
     search: A `tfdp.privacy.Search`, where the model is the best of a random number of runs
       under this plan (`tfdp.tune`); its epsilon then covers all of these runs.
     seed: Fixes all random choices, FOR TESTS ONLY. The statement says so.
+    public: PUBLIC inputs x, such as those that `tfdp.recommend` has used. `batches` raises an error
+      if one of them is among private examples in memory. Plans are equal whatever it is, and
+      `to_json` leaves it out.
 
   Examples:
     >>> plan = PrivacyPlan.calibrate(
@@ -83,6 +86,7 @@ class PrivacyPlan(terms.Terms):
   mechanism: mechanisms.Mechanism = dataclasses.field(
       default_factory=mechanisms.IndependentGaussian)
   search: Optional[private_search.Search] = None
+  public: Any = dataclasses.field(default=None, compare=False, repr=False)
 
   def __post_init__(self) -> None:
     plan_checks.kinds(self)
@@ -220,11 +224,13 @@ class PrivacyPlan(terms.Terms):
     from tfdp_adaptive.batches import batches  # pylint: disable=g-import-not-at-top
     from tfdp_adaptive.batches import sources
     from tfdp_adaptive.independence import disclosures  # pylint: disable=g-import-not-at-top
+    data = data if columns is None else sources.columns_of(data, columns)
+    if self.public is not None and isinstance(data, tuple):
+      sources.check_apart(self.public, data[:1])
     made = batches.of_plan(
-        self, data if columns is None else sources.columns_of(data, columns), users=users,
-        examples_per_user=examples_per_user, record=record, cache=cache, start_step=start_step,
-        pad_to=pad_to, coins=coins, digests_to=digests_to, changing=changing, augment=augment,
-        views=views, strategy=strategy)
+        self, data, users=users, examples_per_user=examples_per_user, record=record, cache=cache,
+        start_step=start_step, pad_to=pad_to, coins=coins, digests_to=digests_to,
+        changing=changing, augment=augment, views=views, strategy=strategy)
     if augment is not None:  # It has been called by now, and would hold what it keeps.
       disclosures.check_alone(augment)
     return made
@@ -243,7 +249,7 @@ class PrivacyPlan(terms.Terms):
 
   def to_json(self) -> str:
     """Returns all fields as text without secrets. `from_json` restores them."""
-    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare}
     scheme = self.sampling
     fields['sampling'] = {
         'kind': type(scheme).__name__,
