@@ -15,7 +15,10 @@ examples. Beside it:
   3 (in medians of public gradients), three learning rates that fall to zero.
 
 The grid takes the steps, the expected batch size and the noise of the same plan, and the scaled
-inputs. The interval is that which `recommend` prints beside the public examples alone, or beside
+inputs, or features of frozen layers. With `--wide`, the grid has 36 settings, and beside it are
+the setting with the best metric and plain Keras on the private examples.
+
+The interval is that which `recommend` prints beside the public examples alone, or beside
 the model as it is where it proposes the former. A row that is in FILE already is not made again,
 so that an interrupted run goes on. The text beside FILE has the table. `--page` prints the table of
 `docs/evidence.md` and runs nothing.
@@ -29,7 +32,7 @@ import math
 import os
 import time
 import traceback
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 from unittest import mock
 
 import kept
@@ -46,6 +49,7 @@ from tfdp_adaptive.advice import settings as settings_lib
 from tfdp_adaptive.advice import trial as trial_lib
 
 SECONDS = 60.0
+RULES = 3  # Number of the rules of `recommend` that a row was made by, see docs/evidence.md.
 KERAS_RATE = 5e-3
 SETTINGS = [  # Start from public weights, optimizer, clip norm, rates.
     (False, 'adam', 1.0, (.3, 1.0, 3.0)), (False, 'sgd', 3.0, (.3, 1.0, 3.0)),
@@ -69,6 +73,22 @@ def scaled(task: recommend_tasks.Task) -> recommend_tasks.Task:
                           for name in ('public', 'private', 'test')})
 
 
+def behind_frozen(task: recommend_tasks.Task) -> recommend_tasks.Task:
+  """Returns the task of the layers that train, by features of the frozen ones in front of them."""
+  model, x = task.build(), task.public[0]
+  part = functools.partial(inputs_lib.behind_frozen, inputs_lib.chain(model, x), model)
+  trained, _, front = part(x)
+  given = trained.get_weights()
+
+  def build() -> Any:
+    trained.set_weights(given)
+    return trained
+
+  return task if not front else task._replace(build=build, **{
+      name: (part(getattr(task, name)[0])[1], getattr(task, name)[1])
+      for name in ('public', 'private', 'test')})
+
+
 def alone(task: recommend_tasks.Task) -> List[np.ndarray]:
   """Returns weights that plain Keras learned from the public examples."""
   (x, y), model = task.public, task.build()
@@ -76,14 +96,22 @@ def alone(task: recommend_tasks.Task) -> List[np.ndarray]:
   held, seen = rows[:len(x) // 5], rows[len(x) // 5:]
   model.compile(compat.keras.optimizers.Adam(KERAS_RATE), task.loss)
   stop = compat.keras.callbacks.EarlyStopping(patience=4, restore_best_weights=True)
-  model.fit(x[seen], y[seen], batch_size=32, epochs=200, verbose=0, callbacks=[stop],
-            validation_data=(x[held], y[held]), validation_freq=5)
+  model.fit(x[seen], y[seen], batch_size=max(32, len(seen) // 64), epochs=200, verbose=0,
+            callbacks=[stop], validation_data=(x[held], y[held]), validation_freq=5)
   return model.get_weights()
 
 
-def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray], grid: bool
-          ) -> Dict[str, Any]:
-  """Returns test results without training, of the public examples alone, and of the grid."""
+def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray],
+          factors: Sequence[float]) -> Dict[str, Any]:
+  """Returns test results without training, of the public examples alone, and of the grid.
+
+  Args:
+    task: The task.
+    plan: The plan of the grid.
+    weights: What plain Keras learned from the public examples.
+    factors: Of the learning rates of the grid. With several, there are also the results of the
+      setting with the best metric, and of plain Keras on the private examples.
+  """
   model = task.build()
   start = evaluate(model.predict(task.test[0], batch_size=1000, verbose=0), task)
   task = scaled(task)
@@ -94,12 +122,12 @@ def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray], grid
   trial = trial_lib.Trial(model, task.loss, {'sgd': rules.dp_sgd()}, int(plan.batch_size))
   held, data = tf.convert_to_tensor(task.test[0]), tf.convert_to_tensor(task.private[0])
   found = []
-  for from_public, rule, clip, rates in SETTINGS if grid else ():
+  for from_public, rule, clip, rates in SETTINGS if factors else ():
     weights = public if from_public else given
     norm = float(np.median(trial.norms(tf.convert_to_tensor(x), y, weights, 'sgd')))
     trial.rules['adam'] = rules.dp_adam(epsilon=1e-3 * norm / math.sqrt(trial.size))
     unit = 1 / (norm * math.sqrt(plan.steps) * (norm if rule == 'sgd' else 1))
-    for rate in rates:
+    for rate in np.outer(factors, rates).ravel():
       falling = rate * unit * (1 - np.arange(plan.steps) / plan.steps)
       course = trial_lib.Course(
           rule, clip * norm, falling, plan.noise_multiplier / plan.batch_size, plan.mechanism, 11)
@@ -114,6 +142,11 @@ def peers(task: recommend_tasks.Task, plan: Any, weights: List[np.ndarray], grid
     best = min(found, key=lambda row: row[0])
     done.update(best=evaluate(best[1], task), setting=best[2],
                 grid={row[2]: round(row[0], 4) for row in found})
+  if len(factors) > 1:
+    ends = [evaluate(outputs, task) for _, outputs, _ in found]
+    done['tuned'] = max(ends, key=lambda end: end[task.metrics[0]])
+    model.set_weights(alone(task._replace(public=task.private)))
+    done['not private'] = evaluate(model.predict(task.test[0], batch_size=1000, verbose=0), task)
   return done
 
 
@@ -174,13 +207,13 @@ def recommended(task: recommend_tasks.Task, epsilon: float, seed: int, seconds: 
               estimates={row.name: round(row.loss, 4) for row in one.rows},
               interval=round(one.rows[1].interval or one.rows[0].interval, 4),
               seconds=[seconds, round(found['took'], 1)], settings=dict(one.settings),
-              clip=one.plan and one.plan.l2_norm_clip)
+              clip=one.plan and one.plan.l2_norm_clip, rules=RULES)
 
 
 def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, Any]]) -> str:
   """Returns the rows as text, and the mean excess over the best of the grid by task."""
   lines = [f'{"task":16} {"eps":>3} {"seed":>4} {"untrained":>9} {"alone":>8} {"best grid":>9} '
-           f'{"recommend":>9} {"declined":>8} {"excess":>7}  {"seconds":>7}  proposed']
+           f'{"recommend":>9} {"declined":>8} {"excess":>7}  {"seconds":>7} rules  proposed']
   excess: Dict[str, List[float]] = {}
   worse = []
   for one in rows:
@@ -196,8 +229,8 @@ def table(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, An
     wide = list(zip(ends, (9, 8, 9, 9, 8)))
     columns = lambda name: ' '.join(f'{end.get(name, np.nan):{width}.4g}' for end, width in wide)
     lines.append(f'{one["task"]:16} {one["epsilon"]:3g} {one["seed"]:4} {columns("loss")} '
-                 f'{100 * more:6.1f}%  {one["seconds"][1]:3.0f}/{one["seconds"][0]:<3.0f}  '
-                 f'{one["proposed"]}')
+                 f'{100 * more:6.1f}%  {one["seconds"][1]:3.0f}/{one["seconds"][0]:<3.0f} '
+                 f'{one["rules"]:5}  {one["proposed"]}')
     lines += [f'{"  " + name:25} {columns(name)}' for name in one['end'] if name != 'loss']
   if excess:
     mean = 100 * np.mean([np.mean(values) for values in excess.values()])
@@ -216,7 +249,7 @@ def page(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, Any
     return ' / '.join(texts)
 
   lines = ['| task | epsilon | untrained | public alone, plain Keras | best of the grid '
-           '| test loss | declined | proposed |', '|' + 8 * '---|']
+           '| test loss | declined | proposed | rules |', '|' + 9 * '---|']
   seeds: Dict[Tuple[Any, ...], List[Dict[str, Any]]] = {}
   for one in sorted(rows, key=lambda one: (one['epsilon'], one['task'], one['seed'])):
     seeds.setdefault((one['task'], one['epsilon']), []).append(one)
@@ -225,7 +258,8 @@ def page(rows: List[Dict[str, Any]], beside: Dict[Tuple[Any, ...], Dict[str, Any
     proposed = dict.fromkeys(one['proposed'].rstrip('.') for one in found)
     cells = [task, f'{epsilon:g}', *(ends([peer.get(name, {})]) for name in (
         'start', 'alone', 'best')), *(ends([one[name] for one in found]) for name in (
-            'end', 'declined')), ' / '.join(proposed)]
+            'end', 'declined')), ' / '.join(proposed),
+             ' / '.join(str(one['rules']) for one in found)]
     lines.append('| ' + ' | '.join(cells) + ' |')
   return '\n'.join([*lines, ''])
 
@@ -248,6 +282,7 @@ def main() -> None:
   parser.add_argument('--only-peers', action='store_true')
   parser.add_argument('--no-peers', action='store_true')
   parser.add_argument('--no-grid', action='store_true')
+  parser.add_argument('--wide', action='store_true', help='a grid of 36 settings')
   parser.add_argument('--page', action='store_true', help='print the table of docs/evidence.md')
   parser.add_argument('--processor', action='store_true',
                       help='count seconds of the processor: for a machine with other work')
@@ -260,13 +295,15 @@ def main() -> None:
   tasks = recommend_tasks.all_tasks(options.data)
   for name in options.tasks or list(tasks):
     task = tasks[name]()
-    public = functools.lru_cache(1)(lambda: alone(scaled(task)))  # pylint: disable=cell-var-from-loop
+    head = functools.lru_cache(1)(lambda: behind_frozen(task))  # pylint: disable=cell-var-from-loop
+    public = functools.lru_cache(1)(lambda: alone(scaled(head())))  # pylint: disable=cell-var-from-loop
+    factors = () if options.no_grid else (1.0, .1, 10.0) if options.wide else (1.0,)
     for epsilon in map(float, options.epsilons.split(',')):
       key = dict(task=task.name, epsilon=epsilon)
       wanted: List[Tuple[str, Dict[str, Any], Any]] = []
       if not options.no_peers:
         wanted = [(options.peers, key, lambda: peers(
-            task, plan_of(task, epsilon), public(), not options.no_grid))]  # pylint: disable=cell-var-from-loop
+            head(), plan_of(task, epsilon), public(), factors))]  # pylint: disable=cell-var-from-loop
       if not options.only_peers:
         wanted += [(options.out, dict(key, seed=seed), lambda seed=seed: recommended(
             task, epsilon, seed, options.seconds)) for seed in map(int, options.seeds.split(','))]  # pylint: disable=cell-var-from-loop
