@@ -95,9 +95,8 @@ def recommend(
   clock = settings_lib.Clock(seconds, verbose)
   checks.whole(population_size=population_size)
   checks.positive(target_epsilon=target_epsilon, seconds=seconds)
-  if 'l2_norm_clip' in fields:
-    raise ValueError('`l2_norm_clip` is recommended, not given. '
-                     f'Received: l2_norm_clip={fields["l2_norm_clip"]}.')
+  checks.require('l2_norm_clip' not in fields, 'be recommended, not given',
+                 l2_norm_clip=fields.get('l2_norm_clip'))
   if (public is None) == (gradient_norm is None):
     raise ValueError('Give `public=(x, y)`, or `gradient_norm` of made-up examples in the units of '
                      'the real ones: without either, settings could make the model worse. '
@@ -119,17 +118,14 @@ def recommend(
 
 def _loss(model: compat.Model, loss: object) -> object:
   loss = getattr(model, 'loss', None) or None if loss is None else loss  # Keras 2 has {}.
-  if loss is None:
-    raise ValueError('`loss` must be given, as in `compile`. Received: loss=None for a model that '
-                     'is not compiled.')
+  checks.require(loss, 'be given, as in `compile`, for a model that is not compiled', loss=loss)
   return loss
 
 
-def _checked(model: compat.Model, public: object) -> Tuple[Tree, Tree]:
+def _checked(model: compat.Model, public: Any) -> Tuple[Tree, Tree]:
   """Returns the public examples as arrays, or raises a ValueError; builds the model."""
-  if not isinstance(public, (tuple, list)) or len(public) != 2:
-    raise ValueError('`public` must be a pair `(x, y)` of arrays. '
-                     f'Received: {type(public).__name__}.')
+  checks.require(isinstance(public, (tuple, list)) and len(public) == 2,
+                 'be a pair `(x, y)` of arrays', public=type(public).__name__)
   x, y = (tf.nest.map_structure(recommendation.array, part) for part in public)
   if any(not part.ndim or part.dtype.kind not in 'biuf' for part in tf.nest.flatten(y)) or any(
       not part.ndim for part in tf.nest.flatten(x)):
@@ -149,8 +145,7 @@ def _checked(model: compat.Model, public: object) -> Tuple[Tree, Tree]:
   except Exception as error:
     raise ValueError('`model` must take the inputs of `public`. Received: inputs of shape '
                      f'{tf.nest.map_structure(np.shape, x)} ({str(error)[:200]}).') from error
-  if not model.trainable_variables:
-    raise ValueError('`model` must have trainable variables. Received: none.')
+  checks.require(model.trainable_variables, 'have trainable variables', model=model.name)
   return x, y
 
 
