@@ -71,6 +71,14 @@ def test_an_empty_batch_has_one_padded_row_at_least():
   assert len(batches) == 30 and empty and all(len(w) == 1 for w in empty)
 
 
+def test_data_without_a_record_have_batches_of_padding():
+  """Under a plan whose number of records is private, they are neighbors of one record."""
+  plan = make_plan(population_size=None, sampling=sampling.Poisson(sampling_probability=0.1))
+  data = tf.nest.map_structure(lambda array: array[:0], make_data())
+  batches = list(plan.batches(data).as_numpy_iterator())
+  assert len(batches) == plan.steps and not any(w.any() for _, _, w in batches)
+
+
 @pytest.mark.pitfall(
     'The same coins are used for two passes.',
     severity='high', stops='every pass draws a new seed from the operating system')

@@ -7,6 +7,7 @@ them. Overlapping windows of a series have values that are in many records.
 """
 
 import hashlib
+import math
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
@@ -136,7 +137,7 @@ def overlapping(arrays: Sequence[np.ndarray]) -> bool:
 
 
 def _moved(array: np.ndarray) -> bool:
-  rows = array.reshape(*array.shape[:2], -1)
+  rows = array.reshape(*array.shape[:2], math.prod(array.shape[2:]))
   length = rows.shape[1]
   least = 2 if array.dtype.kind == 'f' else 4  # Few integers are alike by chance.
   for steps in range(1, min(_LONGEST_MOVE, length - least) + 1):
