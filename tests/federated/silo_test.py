@@ -7,12 +7,14 @@ import stat
 import subprocess
 import sys
 
+import dp_accounting
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import runfolder
+from tfdp_adaptive.report import card_checks
 
 keras = tf.keras
 RNG = np.random.default_rng(0)
@@ -243,6 +245,41 @@ def test_a_fresh_folder_beside_an_old_one_is_refused(used, tmp_path):
   (tmp_path / 'late' / 'silo.npz').unlink()
   with pytest.raises(tfdp.PrivacyError, match='is gone, and with it the ledger'):
     begin(tmp_path / 'late')
+
+
+def test_copies_of_a_folder_that_both_go_on_draw_the_same_batches_and_cost_more(tmp_path):
+  plan, drawn, silos = make_plan(seed=None), [], []
+  original = tfdp.sampling.Poisson.index_batches
+
+  def spy(*args):
+    for indices in original(*args):
+      drawn.append(indices.tolist())
+      yield indices
+
+  def train(place, steps):
+    silo = Silo(tmp_path / place / 'silo', plan=plan)
+    silo.train(make(plan, seed=None), make(plan).get_weights(), (X, Y), steps=steps)
+    return silo
+
+  train('here', 2)
+  shutil.copytree(tmp_path / 'here', tmp_path / 'there')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(tfdp.sampling.Poisson, 'index_batches', spy)
+    for place in ('here', 'there'):
+      train(place, 2)
+      silos.append(train(place, 2))
+  assert drawn[:2] == drawn[len(drawn) // 2:][:2]  # A step of each is one step with less noise.
+  step = lambda count, sigma: dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(
+      1 / 3, dp_accounting.GaussianDpEvent(sigma)), count)
+  accountant = dp_accounting.pld.PLDAccountant()
+  accountant.compose(step(2, 1.0)).compose(step(4, 1 / np.sqrt(2)))
+  truth = accountant.get_epsilon(plan.target_delta)
+  both = silos[0].ledger + silos[1].ledger
+  assert truth > 1.3 * silos[0].ledger.epsilon() and both.epsilon() > truth
+  assert 'may have taken its steps on the same batches' in both.statement()
+  found = card_checks.check(both.card(plots=False))
+  assert not [one for one in found if one.kind == card_checks.WRONG]
+  assert 'runs took steps on the same batches' in str(found)
 
 
 @pytest.mark.parametrize('older', [False, True])

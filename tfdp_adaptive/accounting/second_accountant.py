@@ -70,7 +70,9 @@ def answer(
     entries: Sequence[Any], delta: float, epsilons: Sequence[float] = ()) -> Answer:
   """Returns epsilon of all runs at `delta`, and delta at some epsilons."""
   entries = [entry for entry in entries if entry.steps]
-  if any(entry.shared for entry in entries) or sum(entry.has_seed for entry in entries) > 1:
+  seeds = [note for entry in entries for note in entry.notes if 'The sampling seed was' in note]
+  if (any(entry.shared for entry in entries) or sum(entry.has_seed for entry in entries) > 1
+      or len(seeds) > len(set(seeds))):
     return Answer(None, 'runs took steps on the same batches')
   delta -= sum(getattr(entry, 'delta', 0.0) for entry in entries)
   kept = [(i, entry) for i, entry in enumerate(entries)

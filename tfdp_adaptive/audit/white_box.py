@@ -234,8 +234,8 @@ def _noise_finding(noise: noise_rows.Noise, allowed: float) -> Finding:
 def _accounting_finding(plan: privacy.PrivacyPlan, claimed: float, delta: float) -> Finding:
   if plan.population_size is None or (plan.min_sep, plan.max_participations) != (None, None):
     return Finding('accounting', False, 'not repeated: it rests on numbers that the plan was given')
-  accounted = second_accountant.answer(
-      [types.SimpleNamespace(plan=plan, steps=plan.steps, shared=(), has_seed=False)], delta)
+  entry = types.SimpleNamespace(plan=plan, steps=plan.steps, shared=(), has_seed=False, notes=())
+  accounted = second_accountant.answer([entry], delta)
   if accounted.epsilon is None:
     return Finding('accounting', False, f'not repeated: {accounted.method}')
   allowed = claimed * (1 + accounted.tolerance) + 1e-6

@@ -15,6 +15,7 @@ from tfdp_adaptive import terms as terms_lib
 from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling as sampling_lib
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.batches import tags
 from tfdp_adaptive.privacy import entry as entry_lib
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 UNITS = ('example', 'user')
+_COMMITTED = sampling_seed.COMMITTED.partition('{')[0]
 
 
 def kinds(plan: terms_lib.Terms) -> None:
@@ -169,10 +171,14 @@ def shares_bins(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bo
 def shares_batches(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
   """Returns whether another run of a ledger may have taken steps on the batches of a run.
 
-  Runs with a fixed seed may have the same one, which draws the same records at every step.
+  Runs with a fixed seed may have the same one, which draws the same records at every step. Copies
+  of a run that went on with copies of one file of coins draw them, too.
   """
-  run_of = lambda one: one.run.split('.')[0]
-  return any(run_of(other) in entry.shared or run_of(entry) in other.shared
+  run_of = lambda run: run.split('.')[0]
+  line = lambda one: {run_of(run) for run, _ in ((one.run, 0), *one.resumed)}
+  committed = lambda one: {note for note in one.notes if note.startswith(_COMMITTED)}
+  return any(run_of(other.run) in entry.shared or run_of(entry.run) in other.shared
+             or committed(entry) & committed(other) and line(entry) & line(other)
              or entry.has_seed and other.has_seed and entry.amplified and other.amplified
              for other in others)
 
