@@ -114,16 +114,17 @@ class Silo:
     checks.whole(steps=steps)
     if server_round is not None:
       checks.whole(0, server_round=server_round)
+      server_round = int(server_round)  # NumPy's whole numbers are none of JSON's.
     optimizer = self._optimizer(model)
     with self._files:
       saved = self._load()
-      if saved is None and server_round is not None and server_round > 1 and not self._new:
+      if not saved.records and not self._new and (server_round or 0) > 1:
         raise tfdp.PrivacyError(
             f'Round {server_round} needs the ledger of the rounds before it. Received: a folder '
             f'without a state, {self._folder}. Put the folder back. If this silo has never trained '
             'on its records, use `Silo(folder, plan=plan, new=True)`.')
-      done = 0 if saved is None else saved.steps
-      if saved is not None and server_round is not None and saved.server_round == server_round:
+      done = saved.steps
+      if server_round is not None and saved.server_round == server_round:
         # Not the answer of another silo.
         self._begun(saved, self._plan.batches(data, **batches).digest())
         return list(saved.arrays[len(saved.names):])
@@ -152,9 +153,7 @@ class Silo:
   def ledger(self) -> tfdp.Ledger:
     """Returns the `tfdp.Ledger` of all rounds so far."""
     saved = self._load()
-    if saved is None or not saved.ledger:
-      return tfdp.Ledger().begin(self._plan)
-    return tfdp.Ledger.from_json(saved.ledger)
+    return tfdp.Ledger.from_json(saved.ledger) if saved.ledger else tfdp.Ledger().begin(self._plan)
 
   def card(self, plots: bool = True) -> card_lib.Card:
     """Returns the privacy card of all rounds so far, with the digests of the last answer.
@@ -162,9 +161,7 @@ class Silo:
     Args:
       plots: As for `Ledger.card`.
     """
-    saved = self._load()
-    return self.ledger.card(
-        trust='silo', facts=_TEXT, weights=saved.weights if saved else (), plots=plots)
+    return self.ledger.card(trust='silo', facts=_TEXT, weights=self._load().weights, plots=plots)
 
   def statement(self) -> str:
     """Returns the privacy statement of all rounds so far, in plain text."""
@@ -183,41 +180,36 @@ class Silo:
           '`plan=plan`.')
     return optimizer
 
-  def _load(self) -> Optional[_Saved]:
-    """Returns what the folder holds, or None for a new folder."""
-    loaded = self._files.load()
-    if loaded is None:
-      if (self._folder / _RECORDS).exists():
-        raise storage.SavedRunError(
-            f'{self._files.state} is gone, and with it the ledger of these records. A new one '
-            'would begin at zero. Put the file back; nothing may be trained on these records '
-            'without it.')
-      self._check_most(0)
-      return None
-    arrays, record = loaded
+  def _load(self) -> _Saved:
+    """Returns what the folder holds, or a state without steps and records for a new folder."""
+    plan, loaded = json.loads(self._plan.to_json()), self._files.load()
+    if loaded is None and (self._folder / _RECORDS).exists():
+      raise storage.SavedRunError(
+          f'{self._files.state} is gone, and with it the ledger of these records. A new one '
+          'would begin at zero. Put the file back; nothing may be trained on these records '
+          'without it.')
+    arrays, record = loaded or ((), dict(plan=plan, records=''))
     try:
       saved = _Saved(arrays=arrays, **record)
     except TypeError as error:
       raise storage.SavedRunError(
           f'{self._files.state} must be what a silo saved. Received: {error}. Put another copy of '
           'the last state back.') from error
-    if saved.plan != json.loads(self._plan.to_json()):
+    if saved.steps and saved.plan != plan:
       raise tfdp.PrivacyError(
           f'{self._folder} has the ledger of another plan. Received: {self._plan!r:.60}. Give the '
-          'plan that the silo began with. A new plan needs a new folder, and its cost adds up.')
-    self._check_most(saved.steps)
+          'plan that the silo began with. A new plan needs a folder in another place, and its cost '
+          'adds up.')
+    if saved.steps < self._most:
+      raise storage.SavedRunError(
+          f'The ledger of {self._folder} had {self._most} steps. Received: a folder with '
+          f'{saved.steps}. Put the last state back.')
+    self._most = saved.steps
     return saved
 
-  def _check_most(self, steps: int) -> None:
-    if steps < self._most:
-      raise storage.SavedRunError(
-          f'The ledger of {self._folder} had {self._most} steps. Received: a folder with {steps}. '
-          'Put the last state back.')
-    self._most = steps
-
-  def _begun(self, saved: Optional[_Saved], records: str) -> _Saved:
-    """Returns the saved state of these records. Begins a new folder with it."""
-    if saved is not None and saved.records != records:
+  def _begun(self, saved: _Saved, records: str) -> _Saved:
+    """Returns the saved state of these records. Begins a folder in which no step was taken."""
+    if saved.steps and saved.records != records:
       raise tfdp.PrivacyError(
           'A silo goes on with the records that it began with: the ledger is about them. '
           f'Received: other records than those of {self._folder}, or in another order. Give '
@@ -227,11 +219,10 @@ class Silo:
         raise tfdp.PrivacyError(
             f'{path.parent} has a ledger of the same records (or ids of users), so that one in '
             f'{self._folder} would leave out their cost. Go on in {path.parent}.')
-    if saved is None:
+    if not saved.steps:
       saved = _Saved(json.loads(self._plan.to_json()), records)
       self._write(saved)
-    if not (self._folder / _RECORDS).exists():
-      runfolder.replace(self._folder / _RECORDS, records.encode())
+    runfolder.replace(self._folder / _RECORDS, records.encode())
     return saved
 
   def _restore(self, model: tfdp.DPModel, optimizer: tfdp.DPOptimizer, saved: _Saved) -> None:

@@ -143,7 +143,7 @@ def test_a_round_that_was_not_answered_is_answered_from_the_folder(tmp_path):
   assert silo.ledger.entries[0].steps == 3
   with pytest.raises(tfdp.PrivacyError, match='goes on with the records'):  # Another silo.
     silo.train(make(plan), first, (X + 1, Y), steps=3, server_round=1)
-  silo.train(make(plan), first, (X, Y), steps=3, server_round=2)
+  silo.train(make(plan), first, (X, Y), steps=3, server_round=np.int64(2))
   assert silo.ledger.entries[0].steps == 6
 
 
@@ -330,6 +330,20 @@ def test_a_second_process_is_refused_and_the_folder_is_its_owners(used):
   assert stat.S_IMODE(used.stat().st_mode) == 0o700
   for file in used.iterdir():
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600, file
+
+
+def test_a_first_round_that_failed_before_a_step_leaves_plan_and_records_open(tmp_path):
+  wrong, plan, data = make_plan(noise_multiplier=2.0), make_plan(), (X + 1, Y)
+  with pytest.raises(ValueError, match='shape|set_weights'):
+    Silo(tmp_path / 'silo', plan=wrong).train(
+        make(wrong), [np.zeros([3, 1]), np.zeros([1])], (X, Y), steps=1)
+  Silo(tmp_path / 'silo', plan=plan).train(make(plan), make(plan).get_weights(), data, steps=1)
+  Silo(tmp_path / 'other', plan=plan).train(  # Nothing was spent on these.
+      make(plan), make(plan).get_weights(), (X, Y), steps=1)
+  for changed in (dict(plan=wrong), dict(data=(X, Y))):
+    with pytest.raises(tfdp.PrivacyError, match='of another plan|goes on with the records'):
+      Silo(tmp_path / 'silo', plan=changed.get('plan', plan)).train(
+          make(plan), make(plan).get_weights(), changed.get('data', data), steps=1)
 
 
 def test_the_state_is_on_disk_before_the_answer(used, monkeypatch):

@@ -833,11 +833,11 @@ _BY_FILE = {
     'federated/silo.py': [
         ('silo answers before it saves', 'if optimizer.steps_done > done:',
          'if not optimizer.steps_done:', 'The steps of a round would be in no ledger.', _SILO),
-        ('silo of any records', 'saved is not None and saved.records != records', 'False',
+        ('silo of any records', 'saved.steps and saved.records != records', 'False',
          'The ledger would be about other records.', _SILO),
         ('silo beside another', 'path.parent.resolve() != self._folder.resolve() and', 'False and',
          'A second ledger of the same records leaves out the cost of the first.', _SILO),
-        ('silo that lost its state', 'if (self._folder / _RECORDS).exists():', 'if False:',
+        ('silo that lost its state', 'if loaded is None and (self', 'if False and (self',
          'It would begin at zero, without the rounds before.', _SILO),
         ('silo with steps of its own', 'if taken and (taken != saved.steps', 'if False and (taken',
          'Steps that another folder counts, or none, would be taken for its own.', _SILO),
