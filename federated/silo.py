@@ -126,7 +126,7 @@ class Silo:
       done = saved.steps
       if server_round is not None and saved.server_round == server_round:
         # Not the answer of another silo.
-        self._begun(saved, self._plan.batches(data, **batches).digest())
+        self._begun(saved, self._plan.batches(data, **{**batches, 'digests_to': None}).digest())
         return list(saved.arrays[len(saved.names):])
       if done + steps > self._plan.steps:
         raise tfdp.PrivacyError(

@@ -133,10 +133,11 @@ def test_what_the_weights_cost_before_is_counted_once(tmp_path):
 def test_a_round_that_was_not_answered_is_answered_from_the_folder(tmp_path):
   plan = make_plan(seed=None, sampling=tfdp.sampling.RandomAllocation(cycle=3))
   model, silo = make(plan), Silo(tmp_path / 'silo', plan=plan)
-  first = silo.train(model, model.get_weights(), (X, Y), steps=3, server_round=1)
+  digests = dict(digests_to=tmp_path / 'digests')
+  first = silo.train(model, model.get_weights(), (X, Y), steps=3, server_round=1, **digests)
   coins = (tmp_path / 'silo' / 'coins').read_bytes()
   again = Silo(tmp_path / 'silo', plan=plan).train(
-      make(plan), model.get_weights(), (X, Y), steps=3, server_round=1)
+      make(plan), model.get_weights(), (X, Y), steps=3, server_round=1, **digests)
   assert (tmp_path / 'silo' / 'coins').read_bytes() == coins
   for ours, theirs in zip(first, again):
     np.testing.assert_array_equal(ours, theirs)
