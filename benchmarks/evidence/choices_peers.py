@@ -15,18 +15,23 @@ on validation records. The chosen setting runs three times more, on test records
 "tfdp, Adam", where given, are tuned over the same settings in this library. Our other rows come
 from choices_models.json. FILE keeps what is done.
 
+Tasks of `recommend.py` are named `recommend.NAME`. Their validation records are the public examples
+of that program, whose statistics scale the inputs. They need 10,000 to 99,999 private examples, so
+that delta is the same.
+
 Not equal: the rates of the others are constant, as in their examples, and ours fall linearly to
 zero. TensorFlow Privacy trains on shuffled batches, and accounts for them as for Poisson sampling.
 Opacus rounds the batch size.
 """
 
 import argparse
+import functools
 import json
 import os
 import subprocess
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
@@ -34,9 +39,12 @@ import kept
 import models_run
 import models_tasks
 import numpy as np
+import recommend
+import recommend_tasks
 import tensorflow as tf
 
 import tfdp_adaptive as tfdp
+from tfdp_adaptive import compat
 
 TASKS = 'digits', 'skewed', 'diamonds', 'snippets'
 EPSILONS = (1.0, 8.0)
@@ -48,6 +56,23 @@ RATES = {'SGD': np.geomspace(.01, 30, 6), 'Adam': models_run.RATES}
 CLIPS = (1.0, .1, 10.0)  # The first is tried first.
 ONE_THREAD = dict(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1', TF_CPP_MIN_LOG_LEVEL='3',
                   XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', JAX_PLATFORMS='cpu')
+
+
+def of_recommend(make: Callable[[], recommend_tasks.Task]) -> models_tasks.Task:
+  """Returns a task of `recommend.py`, with a model of logits."""
+  task = recommend.scaled(make())
+  assert tfdp.advice.default_delta(len(task.private[0])) == models_run.DELTA
+
+  def build() -> Any:
+    model = task.build()
+    model.layers[-1].activation = compat.keras.activations.linear
+    return model
+
+  losses = dict(binary_crossentropy=models_tasks.LOGISTIC, mse=models_tasks.SQUARES,
+                sparse_categorical_crossentropy=models_tasks.SOFTMAX)
+  return models_tasks.Task(
+      f'{task.name} of recommend', build, losses[task.loss],
+      [task.private, task.public, task.test], task.batch_size, task.steps)
 
 
 def export(task: models_tasks.Task, path: str) -> None:
@@ -266,6 +291,8 @@ def main() -> None:
   tf.config.threading.set_intra_op_parallelism_threads(1)
   tf.config.threading.set_inter_op_parallelism_threads(1)
   tasks = models_tasks.all_tasks(options.data, options.packages)
+  tasks.update({f'recommend.{name}': functools.partial(of_recommend, make)
+                for name, make in recommend_tasks.all_tasks(options.data).items()})
   with tempfile.TemporaryDirectory() as folder:
     for name in options.tasks or TASKS:
       task, path = tasks[name](), os.path.join(folder, f'{name}.npz')
