@@ -94,7 +94,7 @@ def test_any_matrix_is_never_underestimated(values, bands, min_sep, k):
   c[np.tril_indices(n)] = values
   c = np.where(np.tri(n, k=-bands), 0.0, c)
   worst = brute_force(c, min_sep, k)
-  bound = sensitivity.general(c, min_sep, k)
+  bound = sensitivity.overlapping(c, min_sep, k)
   assert bound >= worst * (1 - 1e-12)
   assert bound == pytest.approx(every_pattern(c, min_sep, k), rel=1e-12)
   if k <= 2 or bands <= min_sep:  # Two contributions can always agree on a sign.
@@ -133,9 +133,10 @@ def test_many_steps_with_few_patterns_are_exact():
   gram = c.T @ c
   pairs = np.diagonal(gram)[:, None] + np.diagonal(gram) + 2 * gram
   expected = np.sqrt(max(pairs[i, j] for i in range(300) for j in range(i + 40, 300)))
-  assert sensitivity.general(c, 40, 2) == pytest.approx(expected, rel=1e-12)
+  assert sensitivity.overlapping(c, 40, 2) == pytest.approx(expected, rel=1e-12)
   band = np.where(np.tri(300, k=-60), 0, c)
-  exact, bound = (f(band, 40, 5) for f in (sensitivity.general, sensitivity.gram_bound))
+  exact = sensitivity.overlapping(band, 40, 5)
+  bound = np.sqrt(sensitivity.best_pattern(sensitivity.through_each(band, 40, 5), 40, 5))
   gram, best = band.T @ band, {}
 
   def value(i, left):

@@ -281,8 +281,8 @@ _BY_FILE = {
          _SENSITIVITY),
         ('overlaps once', 'gram[j, j] + 2 * overlaps', 'gram[j, j] + overlaps',
          'Half of what columns have in common.', _SENSITIVITY),
-        ('squares of columns', 'np.sqrt(best_pattern(squared_norms, min_sep, k))',
-         'np.sqrt(squared_norms.max())',
+        ('squares of columns', 'float(best_pattern(np.diagonal(gram), min_sep, k))',
+         'float(np.diagonal(gram).max())',
          'Participations do not add up.', _SENSITIVITY),
     ],
     'tfdp_adaptive/mechanisms/toeplitz.py': [

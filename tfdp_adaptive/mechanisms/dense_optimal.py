@@ -128,7 +128,7 @@ class Dense(interface.Mechanism):
     return self.inverse_rows[:n, :n]
 
   def _sensitivity(self, min_sep: int, k: int) -> float:
-    return sensitivity_lib.general(self._matrix, min_sep, k)
+    return sensitivity_lib.overlapping(self._matrix, min_sep, k)
 
   @property
   def _usual_tolerance(self) -> float:

@@ -91,9 +91,17 @@ def toeplitz(c: np.ndarray, steps: int, min_sep: int, k: int) -> float:
 
 
 def overlapping(strategy: np.ndarray, min_sep: int, k: int) -> float:
-  """Bounds the sensitivity of any C [m, n]; exact for few patterns or little overlap."""
-  exact = largest_sum(np.abs(strategy.T @ strategy), min_sep, k)
-  return gram_bound(strategy, min_sep, k) if exact is None else float(np.sqrt(exact))
+  """Bounds the sensitivity of any C [m, n].
+
+  It is exact for one participation, disjoint columns, few patterns or little overlap. Otherwise it
+  is the upper bound of Algorithm 4 of arXiv:2306.08153.
+  """
+  if k == 1:
+    return float(np.linalg.norm(strategy, axis=0).max())
+  square = largest_sum(np.abs(strategy.T @ strategy), min_sep, k)
+  if square is None:
+    square = best_pattern(through_each(strategy, min_sep, k), min_sep, k)
+  return float(np.sqrt(square))
 
 
 def largest_sum(gram: np.ndarray, min_sep: int, k: int) -> Optional[float]:
@@ -107,6 +115,8 @@ def largest_sum(gram: np.ndarray, min_sep: int, k: int) -> Optional[float]:
   if min_sep == 1 and k >= n:
     return float(gram.sum())
   reach = np.subtract(*np.nonzero(gram)).max(initial=0)
+  if reach < min_sep:  # Columns of one pattern are disjoint.
+    return float(best_pattern(np.diagonal(gram), min_sep, k))
   width = max(1, min(k - 1, reach // min_sep))
   padded = np.pad(gram, (0, 1))  # Place n stands for none.
   last, value = np.full((n, width), n), np.diagonal(gram)
@@ -134,11 +144,6 @@ def largest_sum(gram: np.ndarray, min_sep: int, k: int) -> Optional[float]:
   return float(best)
 
 
-def gram_bound(strategy: np.ndarray, min_sep: int, k: int) -> float:
-  """Returns an upper bound for any C [m, n] (Algorithm 4 of arXiv:2306.08153)."""
-  return float(np.sqrt(best_pattern(through_each(strategy, min_sep, k), min_sep, k)))
-
-
 def through_each(strategy: np.ndarray, min_sep: int, k: int) -> np.ndarray:
   """Returns [n], the largest `sum_{j in pi} |(C^T C)_ij|` over patterns through column i."""
   gram = np.abs(strategy.T @ strategy)
@@ -148,25 +153,11 @@ def through_each(strategy: np.ndarray, min_sep: int, k: int) -> np.ndarray:
   return np.diagonal(gram) + others
 
 
-def general(strategy: np.ndarray, min_sep: int, k: int) -> float:
-  """Bounds the sensitivity of any C [m, n]; exact for one participation or disjoint columns."""
-  strategy = np.asarray(strategy, np.float64)
-  n = strategy.shape[1]
-  k = most_participations(n, min_sep, k)
-  squared_norms = np.sum(strategy**2, axis=0)
-  if k == 1:
-    return float(np.sqrt(squared_norms.max()))
-  if not np.any(np.tril(strategy.T @ strategy, -min_sep)):  # Columns of one pattern are disjoint.
-    return float(np.sqrt(best_pattern(squared_norms, min_sep, k)))
-  return overlapping(strategy, min_sep, k)
-
-
 def fixed_order(strategy: np.ndarray, epoch: int, k: int) -> float:
   """Returns the sensitivity of any C [m, n] if participations are multiples of `epoch` apart.
 
   Then a record has one place in every epoch: exact for C^T C >= 0 if it takes
-  part in all of them (arXiv:2211.06530), otherwise as `general`.
+  part in all of them (arXiv:2211.06530), otherwise as `overlapping`.
   """
-  strategy = np.asarray(strategy, np.float64)
-  return max(general(strategy[:, place::epoch], 1, k)
+  return max(overlapping(strategy[:, place::epoch], 1, k)
              for place in range(min(epoch, strategy.shape[1])))
