@@ -27,28 +27,8 @@ _WORK = 20_000  # Coefficients of C^-1 times iterations of a design of many step
 _SETTLED = 1e-20  # Momentum below this fraction of its start counts as zero.
 
 
-class _KnownInverse(toeplitz.ToeplitzMechanism):
-  """C is a Toeplitz matrix that is given by its inverse."""
-
-  steps: int
-
-  @property
-  def inverse_coefficients(self) -> np.ndarray:
-    """[p] d: `x_t = sum_{k<p} d_k z_{t-k}`."""
-    return self.arrays['inverse_coefficients']
-
-  def shapes(self) -> Dict[str, Tuple[int, ...]]:
-    return {'inverse_coefficients': (self.passes(),)}
-
-  def strategy(self, n: Optional[int] = None) -> np.ndarray:
-    return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
-
-  def noising(self, n: Optional[int] = None) -> np.ndarray:
-    return matrices.resized(self.inverse_coefficients, None if n is None else self._rows(n))
-
-
 @registry.register(registry.Design('banded-inverse', 'inverse_bands'))
-class BandedInverse(_KnownInverse):
+class BandedInverse(toeplitz.ToeplitzMechanism):
   """C^-1 with coefficients `inverse_coefficients`, zero from index `inverse_bands` on.
 
   Args:
@@ -63,6 +43,7 @@ class BandedInverse(_KnownInverse):
     objective: 'mean', 'max' or 'last', the error to minimize.
   """
 
+  steps: int
   inverse_bands: int
   cached = True
 
@@ -77,6 +58,20 @@ class BandedInverse(_KnownInverse):
     checks.one_of(('optimal', 'power'), method=method)
     self.method = method
     self._given = toeplitz.check_coefficients(coefficients, inverse_bands)
+
+  @property
+  def inverse_coefficients(self) -> np.ndarray:
+    """[inverse_bands] d: `x_t = sum_{k<p} d_k z_{t-k}`."""
+    return self.arrays['inverse_coefficients']
+
+  def shapes(self) -> Dict[str, Tuple[int, ...]]:
+    return {'inverse_coefficients': (self.inverse_bands,)}
+
+  def strategy(self, n: Optional[int] = None) -> np.ndarray:
+    return toeplitz.reciprocal(self.inverse_coefficients, self._rows(n))
+
+  def noising(self, n: Optional[int] = None) -> np.ndarray:
+    return matrices.resized(self.inverse_coefficients, None if n is None else self._rows(n))
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
     d = self._given
@@ -134,7 +129,7 @@ class BandedInverse(_KnownInverse):
 
 
 @registry.register(registry.Design('square-root'))
-class SquareRoot(_KnownInverse):
+class SquareRoot(BandedInverse):
   """B = C = A^(1/2), up to a factor: least maximal error of all Toeplitz strategies.
 
   Fichtenberger, Henzinger, Upadhyay 2022 (arXiv:2202.11205).
@@ -147,10 +142,10 @@ class SquareRoot(_KnownInverse):
     workload: A `Workload` with a constant learning rate, or its config.
   """
 
-  steps: int
+  cached = False
 
   def __init__(self, steps: int, *, workload: workload_lib.Like = None) -> None:
-    super().__init__(steps=steps, workload=workload, objective='max')
+    super().__init__(steps, steps, workload=workload, objective='max')
     if not self.workload.is_toeplitz:
       raise ValueError('`workload` must have a constant learning rate for SquareRoot; use Dense, '
                        'BandedToeplitz, BandedInverse or BLT for a schedule. '
@@ -162,9 +157,6 @@ class SquareRoot(_KnownInverse):
     inverse = np.convolve(c, [1.0, -1.0])[:self.steps]
     inverse = np.convolve(inverse, [1.0, -self.workload.momentum])[:self.steps]
     return {'inverse_coefficients': np.linalg.norm(c) * inverse}
-
-  def passes(self) -> int:
-    return self.steps
 
 
 def _differences(sums: np.ndarray) -> np.ndarray:

@@ -20,8 +20,7 @@ from tfdp_adaptive.noise import streams
 
 @streams.recursion.register(banded_inverse.BandedInverse)
 @streams.recursion.register(banded_inverse.SquareRoot)
-def toeplitz_inverse(
-    mechanism: Union[banded_inverse.BandedInverse, banded_inverse.SquareRoot]) -> streams.Recursion:
+def toeplitz_inverse(mechanism: banded_inverse.BandedInverse) -> streams.Recursion:
   d = mechanism.inverse_coefficients
   return _regenerated(len(d) - 1, lambda row: tf.minimum(row, len(d) - 1),
                       lambda row, k, dtype: tf.gather(tf.constant(d, dtype), k))
