@@ -84,8 +84,9 @@ class Banded(interface.Mechanism):
           'whose error is 1 to 3% larger. '
           f'Received: bands={self.bands}, steps={self.steps}, tolerance=None.')
     c = self._toeplitz.coefficients
-    rows = np.tile(c, (self.bands, 1))
-    rows /= np.sqrt(self._by_row(self._squared_norms(rows), self.bands))
+    norms = np.sqrt(np.cumsum(c**2))  # norms[i] is the norm of the column i before the last one.
+    later = np.arange(self.bands)
+    rows = c / norms[np.minimum(np.add.outer(later[::-1], later), self.bands - 1)]
     if self.method == 'optimal':
       rows = rows[self._index(np.arange(self.steps), rows)]
       rows[np.subtract.outer(np.arange(self.steps), np.arange(self.bands)) < 0] = 0
@@ -158,12 +159,6 @@ class Banded(interface.Mechanism):
       i = np.arange(j, count)
       result[i - j] += rows[self._index(self.steps - count + i, rows), j]**2
     return result
-
-  def _by_row(self, columns: np.ndarray, count: int) -> np.ndarray:
-    """Returns [count, bands], the column's value at each place of the last rows, else one."""
-    column = np.subtract.outer(np.arange(len(columns) - count, len(columns)),
-                               np.arange(self.bands))
-    return np.where(column >= 0, columns[np.maximum(column, 0)], 1.0)
 
   def _excess(self) -> np.ndarray:
     """Returns [steps] d - 1, d the norms that the columns of 'normalized' were divided by."""

@@ -86,9 +86,6 @@ class IndependentGaussian(ToeplitzMechanism):
   def noising(self, n: Optional[int] = None) -> np.ndarray:
     return matrices.resized(np.ones(1), n)
 
-  def row_norms(self, n: Optional[int] = None) -> np.ndarray:
-    return np.ones(1 if n is None else n)
-
   def _sensitivity(self, min_sep: int, k: int) -> float:
     del min_sep  # Columns are disjoint at any distance.
     return math.sqrt(k)
