@@ -199,19 +199,16 @@ class Mechanism(Frozen, abc.ABC):
                        f'{self.shapes()}. Received: shapes {shapes}.')
 
   def rounded(self: _AnyMechanism, dtype: str = 'float32') -> _AnyMechanism:
-    """Returns the mechanism of a run in `dtype`, with the sensitivity of the rounded C."""
-    try:
-      name = np.dtype(dtype).name
-    except (TypeError, ValueError):
-      name = None
-    if name not in ('float64', 'float32', 'float16'):
-      raise ValueError('`dtype` must be float16, float32 or float64 (a run in bfloat16 keeps its '
-                       f'noise in float32). Received: dtype={dtype}.')
-    if name == self.dtype:
+    """Returns the mechanism of a run in `dtype`, with the sensitivity of the rounded C.
+
+    A run in bfloat16 keeps its noise in float32.
+    """
+    checks.one_of(('float16', 'float32', 'float64'), dtype=dtype)
+    if dtype == self.dtype:
       return self
     if self._unrounded is not None:
-      return self._unrounded.rounded(name)
-    return self._variant(dtype=name, reason=self.reason, _unrounded=self)
+      return self._unrounded.rounded(dtype)
+    return self._variant(dtype=str(dtype), reason=self.reason, _unrounded=self)
 
   def with_numbers(self: _AnyMechanism, arrays: Mapping[str, np.ndarray]) -> _AnyMechanism:
     """Returns the mechanism that runs with these `arrays` instead of a design of its own.

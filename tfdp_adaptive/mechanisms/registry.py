@@ -125,7 +125,8 @@ def from_config(content: dict) -> Any:
   """
   try:
     kind, config = content['kind'], content['config']
-    arrays = {name: _array(value) for name, value in content.get('arrays', {}).items()}
+    arrays = {name: checks.rectangular(value, f'`{name}` must be an array.', np.float64)
+              for name, value in content.get('arrays', {}).items()}
     checks.one_of(KINDS, kind=kind)
     with gate.loading():
       mechanism = KINDS[kind](**config)
@@ -138,14 +139,6 @@ def from_config(content: dict) -> Any:
   except (KeyError, TypeError, AttributeError, OverflowError) as error:
     raise ValueError('The description of a mechanism must be what `to_config` or `to_json` '
                      f'returned. Received: {str(content)[:60]} ({error!r}).') from error
-
-
-def _array(value: npt.ArrayLike) -> np.ndarray:
-  """Returns numbers; raises TypeError for anything else, such as a list of unequal lists."""
-  try:
-    return np.array(value, np.float64)
-  except ValueError as error:
-    raise TypeError(str(error)) from error
 
 
 def cached(mechanism: Any) -> Mapping[str, npt.ArrayLike]:
