@@ -83,10 +83,11 @@ def test_weighted_ball_with_zero_weights_is_the_limit(inner):
 
 def test_box_and_ball():
   y = (tf.constant([-3.0, 0.2]), tf.constant([5.0]))
-  clipped = constraints.into_box((-1, 2), y)
+  clipped = constraints.projection((-1, 2), None, None)(None, y)
   np.testing.assert_allclose(np.concatenate(clipped), [-1, 0.2, 2])
-  np.testing.assert_allclose(constraints.into_ball(1.0, tf.constant([3.0, 4.0])), [0.6, 0.8])
-  np.testing.assert_allclose(constraints.into_ball(9.0, tf.constant([3.0, 4.0])), [3, 4])
+  for radius, expected in ((1.0, [0.6, 0.8]), (9.0, [3, 4])):
+    np.testing.assert_allclose(constraints.into_ball_weighted(
+        radius, tf.ones([2]), tf.constant([3.0, 4.0])), expected, rtol=1e-6)
 
 
 # Eigenvalues of a noised preconditioner.

@@ -29,23 +29,12 @@ def projection(
     weights: Callable[[Any, trees.Tree], trees.Tree]) -> Optional[Callable[..., trees.Tree]]:
   """Returns `Rule.project` into a box or a ball, in a metric `(state, params) -> weights`."""
   if box is not None:
-    return lambda state, params: into_box(box, params)
+    # It is the nearest point in any diagonal metric.
+    return lambda state, params: trees.map(lambda y: tf.clip_by_value(y, *box), params)
   if radius is None:
     return None
   return lambda state, params: trees.unflatten(into_ball_weighted(
       radius, trees.flatten(weights(state, params)), trees.flatten(params)), params)
-
-
-def into_box(box: Box, params: trees.Tree) -> trees.Tree:
-  """Returns the nearest point with all coordinates in [low, high], in any diagonal metric."""
-  return trees.map(lambda y: tf.clip_by_value(
-      y, tf.constant(box[0], y.dtype), tf.constant(box[1], y.dtype)), params)
-
-
-def into_ball(radius: float, y: tf.Tensor) -> tf.Tensor:
-  """Returns [m], the nearest point of norm at most `radius`."""
-  norm = tf.norm(y)
-  return y * (radius / tf.maximum(norm, radius))
 
 
 def into_ball_weighted(radius: float, weights: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -74,4 +63,4 @@ def into_ball_weighted(radius: float, weights: tf.Tensor, y: tf.Tensor) -> tf.Te
 
   _, lam = tf.while_loop(
       lambda step, lam: step < 16, newton, (tf.constant(0), tf.zeros([], y.dtype)))
-  return into_ball(radius, shrunk(lam) + rest)
+  return tf.clip_by_norm(shrunk(lam) + rest, radius)

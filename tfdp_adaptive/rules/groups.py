@@ -40,7 +40,6 @@ def fractions(sizes: Any, norms: Any, split: str) -> tf.Tensor:
     norms: [K] C_k, clip norms of each group in gradient units, up to a factor.
     split: See `grouped`.
   """
-  checks.one_of(SPLITS, split=split)
   norm = tf.convert_to_tensor(norms)
   weight = {'optimal': norm * tf.sqrt(tf.cast(sizes, norm.dtype)), 'global': norm**2,
             'equal': tf.ones_like(norm)}[split]

@@ -99,7 +99,6 @@ def dp_kfc(
 
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
-    contract.check_public(public, 'dp_kfc')
     step = state.step + 1
 
     def refreshed() -> Any:

@@ -85,7 +85,7 @@ def _check_statistic(rule: contract.Rule, specs: trees.Tree) -> None:
 
 def _partition(
     predicates: Tuple[Predicate, ...], rules: Tuple[contract.Rule, ...]) -> contract.Rule:
-  """Returns the rule of parts that know their noise."""
+  """Returns the rule whose variables get the rule of the first predicate that is true for them."""
 
   def part_of(spec: tf.TensorSpec) -> int:
     for k, predicate in enumerate(predicates):
