@@ -8,7 +8,7 @@ exist: a record is in at most floor(log2 T) + 1 of them.
 
 import functools
 import math
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -184,22 +184,16 @@ class Tree(interface.Mechanism):
   @property
   def _prefix_noise(self) -> np.ndarray:
     """[block, nodes] noise in the prefix sums of one tree, of unit node noises."""
-    estimates: List[np.ndarray] = []
-    start = 0
-    count = len(_nodes(self.block))
+    start, count, places = 0, len(_nodes(self.block)), np.arange(1, self.block + 1)
+    result, estimates = np.zeros((self.block, count)), np.zeros((2 * self.block, count))
     for level, w in enumerate(self.level_weights):
       size = self.block >> level
-      e = w * self.node_scale * np.eye(count)[start:start + size]
-      if level:
-        below = estimates[-1]
-        e += (1 - w) * (below[0:2 * size:2] + below[1:2 * size:2])
-      estimates.append(e)
+      estimates = w * self.node_scale * np.eye(count)[start:start + size] + (1 - w) * (
+          estimates[0:2 * size:2] + estimates[1:2 * size:2])
+      ends = places >> level  # Numbers of the nodes that have ended.
+      used = ends % 2 == 1
+      result[used] += estimates[ends[used] - 1]
       start += size
-    result = np.zeros((self.block, count))
-    for t in range(self.block):
-      for level in range(self.levels):
-        if (t + 1) >> level & 1:
-          result[t] += estimates[level][((t + 1) >> level) - 1]
     return result
 
   def _block_strategy(self) -> np.ndarray:
