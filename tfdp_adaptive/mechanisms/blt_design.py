@@ -248,11 +248,8 @@ def nodes(start: int, stop: int) -> Tuple[np.ndarray, np.ndarray]:
   Exact for short ranges, else for polynomials of degree 31 on panels [a, 2a):
   sums of powers theta^j, 0 < theta < 1, have an error of about 1e-14.
   """
-  points, weights = [], []
-  first = min(stop, start + _EXACT)
-  points.append(np.arange(start, first, dtype=np.float64))
-  weights.append(np.ones(first - start))
-  length = _EXACT
+  first, length = min(stop, start + _EXACT), _EXACT
+  points, weights = [np.arange(start, first, dtype=np.float64)], [np.ones(first - start)]
   while first < stop:
     size = min(length, stop - first)
     x, w = _gauss(size)
