@@ -63,7 +63,7 @@ def rectangular(value: Any, wanted: str, dtype: Any = None) -> np.ndarray:
   import numpy as np  # Not for `tfdp --help`, which it would keep waiting.
   try:
     return np.asarray(value, dtype)
-  except (ValueError, TypeError):
+  except (ValueError, TypeError, OverflowError):
     raise ValueError(f'{wanted} Received: what NumPy makes no such array of.') from None
 
 

@@ -341,11 +341,8 @@ def check_coefficients(
   """Returns a tuple of floats with a positive first one, or None."""
   if values is None:
     return None
-  try:
-    result = tuple(float(v) for v in values)
-    if len(result) == length and np.all(np.isfinite(result)) and result[0] > 0:
-      return result
-  except (TypeError, ValueError, OverflowError):
-    pass
-  raise ValueError(f'`coefficients` must be {length} finite numbers, the first one positive. '
-                   f'Received: {values!r}.')
+  wanted = f'be {length} finite numbers, the first one positive'
+  result = checks.rectangular(values, f'`coefficients` must {wanted}.', np.float64)
+  checks.require(result.shape == (length,) and np.all(np.isfinite(result)) and result[0] > 0,
+                 wanted, coefficients=values)
+  return tuple(result.tolist())
