@@ -222,18 +222,21 @@ def _check_drawn(accountant: str) -> None:
 
 
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
+  parts = list(events.composed(dp_event))
   if private_search.selects(dp_event):  # All other events are then composed in Renyi terms too.
-    dp_event = events.replaced(dp_event, lambda one: getattr(one, 'unamplified', one))
+    parts = [(getattr(part, 'unamplified', part), count) for part, count in parts]
   accountant = rdp.RdpAccountant(neighboring_relation=neighbors)
-  if not accountant.supports(dp_event):
+  if not all(accountant.supports(part) for part, _ in parts):
     raise ValueError(f'Renyi differential privacy cannot account for {dp_event} under '
                      f'{neighbors.name}. Use accountant="pld".')
   log = logging.getLogger('absl')
   log.addFilter(_counts)
   try:
-    return accountant.compose(dp_event)
+    for part, count in parts:
+      accountant.compose(part, count)
   finally:
     log.removeFilter(_counts)
+  return accountant
 
 
 def _counts(record: logging.LogRecord) -> bool:

@@ -117,9 +117,9 @@ def expected(gamma: float, shape: float) -> float:
 
 
 def selects(event: dp_accounting.DpEvent) -> bool:
-  """Returns whether an event contains a selection, which only Renyi divergences account for."""
+  """Returns whether an event has a selection as a part; only Renyi divergences account for it."""
   kind = getattr(dp_event_lib, 'RepeatAndSelectDpEvent', ())
-  return any(isinstance(one, kind) for one in events.walk(event))
+  return any(isinstance(part, kind) for part, _ in events.composed(event))
 
 
 def noisy_score(values: np.ndarray, noise: Optional[float]) -> float:
