@@ -180,6 +180,10 @@ def test_what_is_not_proven_is_refused(mechanism, scheme):
     make_plan(scheme, mechanism=mechanism)
 
 
+def test_a_matrix_that_cannot_be_written_out_is_no_toeplitz_matrix():
+  assert monte_carlo.coefficients(mechanisms.Tree(2**14)) is None
+
+
 @pytest.mark.parametrize('adjacency', ['add_remove', 'replace'])
 def test_only_zero_out_is_amplified(adjacency):
   for scheme in (sampling.BallsInBins(10, draws=9), sampling.MinSeparation(5)):

@@ -46,7 +46,7 @@ def coefficients(
   steps = mechanism.steps or 1 if steps is None else steps
   try:
     strategies = [np.asarray(mechanism.rounded(dtype).strategy(steps)) for dtype in _DTYPES]
-  except (NotImplementedError, MemoryError):
+  except ValueError:  # It is no Toeplitz matrix, and too large to be written out.
     return None
   if any(c.ndim != 1 or np.any(c < 0) for c in strategies):
     return None
