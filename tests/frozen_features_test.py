@@ -241,3 +241,69 @@ def test_a_head_is_not_joined_with_another_base():
   assert tfdp.join(base, head).output_shape == (None, 1)
   with pytest.raises(ValueError, match='features of `base`'):
     tfdp.join(other, head)
+
+
+def test_a_head_that_was_saved_is_not_joined_with_another_base(tmp_path):
+  base, other = frozen(), frozen()
+  found = tfdp.features(base, (X, Y))
+  head = tfdp.make_private(keras.Sequential([layers.Input([5]), layers.Dense(2)]))
+  head.compile(tfdp.DPSGD(.1, plan=PLAN), keras.losses.SparseCategoricalCrossentropy(True))
+  head.fit(PLAN.batches(found), verbose=0)
+  assert 'features of the frozen base' in head.ledger.statement()
+  head.save(str(tmp_path / 'head.keras'))
+  solved = tfdp.heads.least_squares(found, target_epsilon=1.0, target_delta=1e-3, classes=2)
+  for one in (keras.models.load_model(str(tmp_path / 'head.keras')), solved):
+    with pytest.raises(ValueError, match='features of `base`'):
+      tfdp.join(other, one)
+    assert tfdp.join(base, one).output_shape == (None, 2)
+
+
+def test_a_base_is_known_by_what_it_computes(tmp_path):
+  """Names, seeds and what trains change no features; words and weights do."""
+  def make(rate=.5, words=('a', 'b')):
+    lookup = layers.StringLookup(num_oov_indices=1)
+    lookup.set_vocabulary(list(words))
+    base = keras.Sequential([layers.Input([4], dtype='string'), lookup, layers.Embedding(9, 5),
+                             layers.Flatten(), layers.GaussianNoise(rate)])
+    base.layers[1].set_weights([np.ones([9, 5], np.float32)])
+    base.trainable = False
+    return base
+
+  base = make()
+  texts = np.array([['a', 'b', 'c', '']] * 40)
+  found = tfdp.features(base, (texts, Y), views=2, cache=str(tmp_path))
+  again = tfdp.features(make(), (texts, Y), views=2, cache=str(tmp_path))
+  np.testing.assert_array_equal(again.x, found.x)
+  head = tfdp.make_private(keras.Sequential([layers.Input([20]), layers.Dense(2)]))
+  head.compile(tfdp.DPSGD(.1, plan=PLAN), keras.losses.SparseCategoricalCrossentropy(True))
+  head.fit(PLAN.batches(found), verbose=0)
+  base.trainable = True
+  for one in (base, make()):
+    assert tfdp.join(one, head).output_shape == (None, 2)
+  for other in (make(rate=.4), make(words=('b', 'a'))):
+    with pytest.raises(ValueError, match='features of `base`'):
+      tfdp.join(other, head)
+
+
+def test_a_loop_of_ones_own_counts_the_base():
+  base = frozen(private=True)
+  plan = tfdp.PrivacyPlan(batch_size=10, steps=2, l2_norm_clip=1.0, noise_multiplier=1.0,
+                          target_delta=1e-3, population_size=40)
+  head = tfdp.make_private(keras.Sequential([layers.Input([5]), layers.Dense(2)]))
+  head.compile(tfdp.DPSGD(.1, plan=plan), keras.losses.SparseCategoricalCrossentropy(True))
+  for x, y, weight in plan.batches(tfdp.features(base, (X, Y))):
+    head.train_on_batch(x, y, sample_weight=weight)
+  assert head.ledger.epsilon(1e-3) == pytest.approx((base.ledger + plan).epsilon(1e-3))
+  assert 'features of the frozen base' in head.ledger.statement()
+  assert tfdp.join(base, head).ledger == head.ledger
+  with pytest.raises(ValueError, match='features of `base`'):
+    tfdp.join(frozen(), head)
+
+
+def test_data_sets_have_features_and_no_data_have_none():
+  base = frozen()
+  data = tf.data.Dataset.from_tensor_slices((X, Y))
+  np.testing.assert_array_equal(tfdp.features(base, data).x, tfdp.features(base, X).x)
+  for one in (base, np.square):
+    with pytest.raises(ValueError, match='no examples'):
+      tfdp.features(one, X[:0], name='square')

@@ -22,6 +22,7 @@ from tfdp_adaptive import errors
 from tfdp_adaptive import trees
 from tfdp_adaptive.batches import cache as cache_lib
 from tfdp_adaptive.batches import sources
+from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.independence import probes
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.keras import private
@@ -98,7 +99,9 @@ def features(
   checks.whole(batch_size=batch_size)
   if views is not None:
     checks.whole(views=views)
-  source = sources.of(data)
+  source = cache_lib.source_of(data)
+  if not len(source):
+    raise ValueError('`data` has no examples.')
   pair = isinstance(source.specs, tuple) and len(source.specs) in (2, 3)
   inputs = _part(source, 0, 1) if pair else source
   rest = _part(source, 1, None) if pair else None
@@ -138,9 +141,10 @@ def join(base: Any, head: compat.Model) -> Any:
   if not compat.is_model(base):
     raise ValueError('`base` must be a Keras model to be joined with a head. Received: '
                      f'{type(base).__name__}. Call the function, then the head.')
-  run = getattr(getattr(head, 'optimizer', None), 'run', None)
-  trained_on = set(getattr(run, 'bases', ())) - {_digest_of_model(base)}
-  if trained_on:
+  entries = weight_ledger.Ledger.of(head).ledger().entries
+  trained_on = [note for entry in entries for note in entry.notes
+                if note.startswith(sources.FEATURES.split('{', maxsplit=1)[0])]
+  if trained_on and sources.FEATURES.format(_digest_of_model(base)) not in trained_on:
     raise ValueError('`head` must have been trained on features of `base`. Received: a head that '
                      'was trained on those of another base, or of this one before it changed.')
   specs = compat.input_specs(base)
@@ -228,13 +232,20 @@ def _checked_function(
 
 
 def _digest_of_model(base: compat.Model) -> str:
-  """Returns a digest of a model's layers and weights, as far as its config tells them."""
+  """Returns a digest of a model's layers and weights, as far as its config tells them.
+
+  It does not depend on names, on seeds, or on which weights are frozen.
+  """
   try:
-    config = json.dumps(base.get_config(), default=repr, sort_keys=True)
+    config = json.dumps(json.loads(
+        json.dumps(base.get_config(), default=repr), object_pairs_hook=lambda pairs: sorted(
+            pair for pair in pairs if pair[0] not in ('seed', 'trainable'))))
   except NotImplementedError:
     config = type(base).__qualname__
-  weights = [np.asarray(compat.read(v)) for v in base.variables]
-  return f'{hashlib.sha256(config.encode()).hexdigest()} {sources.fingerprint(tuple(weights))}'
+  for i, layer in enumerate(compat.all_layers(base)):
+    config = config.replace(f'"{layer.name}"', f'"{i}"') + disclosures.digest_of(layer)
+  weights = [np.asarray(compat.read(v)) for v in base.weights if hasattr(v, 'assign')]
+  return hashlib.sha256(f'{config} {sources.fingerprint(tuple(weights))}'.encode()).hexdigest()[:32]
 
 
 def _computed(

@@ -505,10 +505,10 @@ _BY_FILE = {
          'Each view would be clipped by itself, or the step would fail.', _VIEWS),
     ],
     'tfdp_adaptive/independence/disclosures.py': [
-        ('public for ever', 'if digest == _digest(layer)}', 'if digest}',
+        ('public for ever', 'if digest == digest_of(layer)}', 'if digest}',
          'A layer that was adapted again would still be said to hold public statistics.',
          'estimates/adapt_test.py'),
-        ('private for ever', "({layer.name}, {_digest(layer)})'", "({layer.name})'",
+        ('private for ever', "({layer.name}, {digest_of(layer)})'", "({layer.name})'",
          'A layer that was adapted again would still be covered by the ledger.',
          'estimates/adapt_test.py'),
         ('numbers written as a text', 'return sum(map(str.isdigit, one)) > SETTINGS',
@@ -787,7 +787,8 @@ _BY_FILE = {
     'tfdp_adaptive/keras/optimizer.py': [
         ('the state of other variables', 'if differs or len(saved) != len(self.variables):',
          'if False:', 'A file would continue a run whose state it does not restore.', _RESTORED),
-        ('public data made of private data are free', '    self.run.reads(data)\n', '',
+        ('public data made of private data are free',
+         "    self.run.reads(getattr(data, 'entries', ()))\n", '',
          'What was released beforehand is missing in the ledger.', 'heads_test.py'),
         ('uphill', 'compat.descend(variable, tf.cast(', 'compat.descend(variable, -tf.cast(',
          'The sign of every step.', 'keras/formulas_test.py'),

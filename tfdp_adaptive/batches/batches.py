@@ -103,9 +103,11 @@ class Batches(passes.Lazy):
     """Returns sentences about the data for the statement."""
     commitment = self.seed.commitment(
         self.first, None if self.plan.sampling.drawn_each_step else self.records)
-    return [*self.records.source.notes(),
-            *([] if commitment is None else [sampling_seed.COMMITTED.format(commitment)]),
-            *([] if self.views is None else self.views.notes())]
+    return [*self._notes(),
+            *([] if commitment is None else [sampling_seed.COMMITTED.format(commitment)])]
+
+  def _notes(self) -> List[str]:
+    return [*self.records.source.notes(), *([] if self.views is None else self.views.notes())]
 
   def check(self, plan: terms_lib.Terms, steps_done: int, steps: int, epochs: int) -> None:
     """Raises `PrivacyError` if a run that has done some steps may not take so many batches."""
@@ -160,6 +162,8 @@ class Batches(passes.Lazy):
 
   def _generate(self) -> Iterator[Any]:
     start = self.first
+    if not self.beside:  # `fit` knows its data.
+      tags.found_data(self.plan, self.records.source.entries, self._notes())
     for step, drawn in enumerate(self.draw(start), start):
       if self.log is not None:
         self.log.add(step, self.records, drawn)
@@ -292,13 +296,11 @@ def of_plan(plan: terms_lib.Terms, data: sources.Data, *, users: Optional[users_
       the leading axes differ, or if unit and `users` do not go together.
   """
   workers.refuse_shard(data)
-  if isinstance(data, tf.data.Dataset):
-    data = cache_lib.Cache(data, cache)
-  elif cache is not None:
+  if cache is not None and not isinstance(data, tf.data.Dataset):
     raise ValueError('`cache` is for a `tf.data.Dataset`: everything else is read where it is. '
                      f'Received: cache={cache!r} and data of type {type(data).__name__}.')
   source = checked_source.CheckedSource(
-      sources.of(data), changing, counts=plan.unit != 'user')
+      cache_lib.source_of(data, cache), changing, counts=plan.unit != 'user')
   run = sampling_seed.of(plan, coins)
   records = users_lib.of(plan, source, users, examples_per_user, record)
   log = None if digests_to is None else digests.Log(digests_to, run, plan, len(records))

@@ -81,6 +81,11 @@ class Cache(sources.Source):
           'first records are others, or in another order. Name another folder, or delete it.')
 
 
+def source_of(data: Any, folder: Optional[str] = None) -> sources.Source:
+  """Returns the source of an object that holds records; data sets are read into a cache."""
+  return Cache(data, folder) if isinstance(data, tf.data.Dataset) else sources.of(data)
+
+
 class _Text:
   """[n, ...] texts: their concatenated bytes, and where each text ends."""
 

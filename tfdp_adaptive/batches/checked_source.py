@@ -87,7 +87,7 @@ class CheckedSource(sources.Source):
     return self._counts and copies > max(_FEW, _SHARE * read)
 
   def notes(self) -> List[str]:
-    notes = [_COPIES] * self.many + [_WINDOWS] * self._overlaps
+    notes = super().notes() + [_COPIES] * self.many + [_WINDOWS] * self._overlaps
     if self._changing is not None:
       notes.append('Records change from reading to reading. Whoever trained the model says of it: '
                   f'{self._changing!r}. The guarantee holds if each is changed by itself alone.')

@@ -24,6 +24,7 @@ Data = Any  # An argument of `of`.
 _READ = 4096  # Examples that are read at once.
 _NOT_ARRAYS = ('`data` must be numeric or string arrays with the example as leading axis, or a '
                'source of records: an object with `__len__` and `__getitem__`. ')
+FEATURES = 'Records are features of the frozen base {}.'
 
 
 class Source:
@@ -59,7 +60,7 @@ class Source:
 
   def notes(self) -> List[str]:
     """Returns sentences about the records for the statement."""
-    return []
+    return [] if self.base is None else [FEATURES.format(self.base)]
 
 
 def of(data: object) -> Source:

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import hashlib
 import threading
-from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple, TYPE_CHECKING
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple, TYPE_CHECKING
 import weakref
 
 import numpy as np
@@ -42,6 +42,8 @@ _TAKEN: Dict[int, Tuple[Any, List[Any]]] = {}  # Identity -> (weak reference to 
 # Coefficients of a plan -> what each seed of this process commits to; '' for a seed in no file.
 _SEEDS: Dict[Tuple[int, int, int], Set[str]] = {}
 _BEGUN: Any = weakref.WeakSet()  # Runs that have begun a step.
+# Coefficients of a plan -> (ledger entries, sentences) of data from which loops of one's own read.
+_READ: Dict[Tuple[int, int, int], List[Tuple[Any, Any]]] = {}
 _inside = threading.local()
 
 
@@ -150,6 +152,16 @@ def found_seed(plan: terms_lib.Terms, commitment: str) -> None:
   _SEEDS.setdefault(coefficients(plan), set()).add(commitment)
 
 
+def found_data(plan: terms_lib.Terms, entries: Sequence[Any], notes: Sequence[str]) -> None:
+  """Registers what data of a plan have cost before, and sentences about them, for its runs.
+
+  Nothing tells which run takes a batch outside `fit`: all runs of the plan in this process count.
+  """
+  known = _READ.setdefault(coefficients(plan), [])
+  if (entries or notes) and (entries, notes) not in known:
+    known.append((entries, notes))
+
+
 def _commit(optimizer: compat.Optimizer) -> None:
   """Notes the digest of the sampling seed before the first step of a loop of one's own.
 
@@ -183,6 +195,10 @@ def spending(optimizer: compat.Optimizer, sample_weight: trees.Tree) -> Iterator
   if counted and optimizer.run not in _BEGUN:
     _BEGUN.add(optimizer.run)
     _commit(optimizer)
+  if counted and _READ:
+    for entries, notes in _READ.get(coefficients(optimizer.plan), ()):
+      optimizer.run.reads(entries)
+      optimizer.run.note(*notes)
   try:
     yield
   finally:

@@ -269,12 +269,12 @@ def sentences(
 
 def label(layer: compat.Layer) -> str:
   """Returns the name in the ledger of a layer's private adaptation to its present state."""
-  return f'estimates.adapt({layer.name}, {_digest(layer)})'
+  return f'estimates.adapt({layer.name}, {digest_of(layer)})'
 
 
 def say_public(layer: compat.Layer, source: str) -> None:
   """Records that a layer was adapted to public data."""
-  object.__setattr__(layer, _PUBLIC, (source, _digest(layer)))
+  object.__setattr__(layer, _PUBLIC, (source, digest_of(layer)))
 
 
 def _shapes(model: compat.Model, held: constants.Held) -> List[Any]:
@@ -307,7 +307,7 @@ def _adapted(layers: Sequence[Any], covered: Callable[[Any], bool]) -> Iterator[
   """Warns of adapted layers whose cost is not in the ledger. Yields these, and public ones."""
   inner = [getattr(layer, '_lookup_layer', None) for layer in layers]
   public = {id(layer): source for layer in layers for source, digest in [
-      getattr(layer, _PUBLIC, ('', None))] if digest == _digest(layer)}  # Not adapted again.
+      getattr(layer, _PUBLIC, ('', None))] if digest == digest_of(layer)}  # Not adapted again.
   unknown = [layer.name for layer in layers
              if all(layer is not one for one in inner) and _is_adapted(layer)
              and id(layer) not in public and not covered(layer)]
@@ -340,7 +340,7 @@ def _is_adapted(layer: compat.Layer) -> bool:
       np.any(np.asarray(mean) != 0) or np.any(np.asarray(variance) != 1))
 
 
-def _digest(layer: compat.Layer) -> str:
+def digest_of(layer: compat.Layer) -> str:
   """Returns a digest of what a layer has computed from data, which another `adapt` changes."""
   inner = getattr(layer, '_lookup_layer', layer)
   state = _words(inner) if hasattr(inner, 'get_vocabulary') else [

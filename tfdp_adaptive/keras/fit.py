@@ -44,7 +44,7 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
       model.jit_compile or model.run_eagerly or replicas > 1))
   run, drawn = model.optimizer.run, isinstance(x, batches_lib.Batches)
   if drawn:
-    run.reads(x.records.source)
+    run.reads(x.records.source.entries)
   if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):
     kwargs['shuffle'] = False  # It is as it comes; Keras 3 would warn of it.
   kwargs['callbacks'] = callbacks_lib.with_divergence_check(kwargs.get('callbacks'))

@@ -175,7 +175,7 @@ class DPOptimizer(compat.GlobalOptimizer):
   def public_data(self, data: Any) -> None:
     if data is not None and self.rule.public is None:
       raise ValueError(f'The rule {self.rule.name} uses no public data. Received: public_data.')
-    self.run.reads(data)
+    self.run.reads(getattr(data, 'entries', ()))
     if isinstance(data, tf.data.Dataset):
       arguments.check_public(next(iter(data), None))
       iterator = iter(data.repeat())

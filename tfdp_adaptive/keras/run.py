@@ -8,7 +8,7 @@ counted once, wherever its weights are.
 
 import dataclasses
 import json
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -37,7 +37,6 @@ class Run(weight_ledger.State):
     records: SECRET digest of some records, by which the next `fit` recognizes them.
     said: What the run's entry in the ledger says so far, besides its plan, rule and steps.
     read: Ledger entries of data, such as features, that were computed before and that steps read.
-    bases: Digests of the bases whose features were trained on.
     stopped: The number of steps that count, if a result decided when to stop.
     earlier: Steps that files tell of.
   """
@@ -57,7 +56,6 @@ class Run(weight_ledger.State):
     self.models: List[Any] = []
     self.records: Optional[str] = None
     self.read: Dict[Any, ledger_lib.Entry] = {}
-    self.bases: Set[str] = set()
     self.use_ema = use_ema
     self.stopped: Optional[int] = None
     self._id, self.earlier = ledger_lib.new_run(), Earlier(self)
@@ -68,11 +66,9 @@ class Run(weight_ledger.State):
     if all(model is not one for one in self.models):
       self.models.append(model)
 
-  def reads(self, data: Any) -> None:
-    """Counts the cost of data that have `entries`, such as frozen features, with the weights."""
-    self.read.update((entry.run or id(entry), entry) for entry in getattr(data, 'entries', ()))
-    if getattr(data, 'base', None):
-      self.bases.add(data.base)
+  def reads(self, entries: Sequence[ledger_lib.Entry]) -> None:
+    """Counts the cost of data, such as frozen features, with the weights."""
+    self.read.update((entry.run or id(entry), entry) for entry in entries)
 
   def share(self, other: 'Run') -> None:
     """Notes that another run, or an undone branch of this one, used the same batch for a step."""
