@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Heads from one release: the solution, its ledger, and what they are good for."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -114,5 +115,8 @@ def test_matrices_that_are_not_finite_are_refused():
   found = tfdp.estimates.second_moments(np.ones([9, 2]), np.ones(9), noise_multiplier=1.0,
                                         target_delta=1e-2)
   found.covariance[0, 0] = np.nan
-  with pytest.raises(ValueError, match='must have finite matrices'):
+  with pytest.raises(ValueError, match='must be finite'):
     heads.solve(found, .25)
+  for use in (found.public_data, dataclasses.replace(found, constant=.5).whitening):
+    with pytest.raises(ValueError, match='must be finite'):
+      use()

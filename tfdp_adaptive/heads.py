@@ -81,10 +81,8 @@ def solve(found: moments_lib.SecondMoments, ridge: float) -> np.ndarray:
   Raises:
     ValueError: If a matrix is not finite.
   """
-  if found.cross is None or not (
-      np.isfinite(found.covariance).all() and np.isfinite(found.cross).all()):
-    raise ValueError('`found` must have finite matrices `covariance` and `cross`. Received: one '
-                     'that has not.')
-  values, vectors = np.linalg.eigh(found.covariance)
+  if found.cross is None or not np.isfinite(found.cross).all():
+    raise ValueError('`found` must have a finite matrix `cross`. Received: one that has not.')
+  values, vectors = moments_lib.eigenvalues(found.covariance)
   least = ridge * 2 * found.stddev * math.sqrt(len(values))
   return (vectors / (np.maximum(values, 0.0) + least)) @ (vectors.T @ found.cross)

@@ -70,7 +70,7 @@ class SecondMoments:
     """
     checks.whole(classes=classes)
     size = len(self.covariance) - bool(self.constant)
-    values, vectors = np.linalg.eigh(self.covariance[:size, :size])
+    values, vectors = eigenvalues(self.covariance[:size, :size])
     rows = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     rows *= math.sqrt(size / max(self.plan.batch_size, 1))
     return PublicInputs(
@@ -105,7 +105,7 @@ class SecondMoments:
                        'constant. Give `second_moments(..., constant=0.5)`.')
     count = self.covariance[-1, -1] / self.constant**2
     mean = self.covariance[:-1, -1] / (count * self.constant)
-    values, vectors = np.linalg.eigh(self.covariance[:-1, :-1] / count - np.outer(mean, mean))
+    values, vectors = eigenvalues(self.covariance[:-1, :-1] / count - np.outer(mean, mean))
     if not (count > 0 and values.sum() > 0):
       raise ValueError('The release must have a positive number of records and variance. Received: '
                        f'{count:.3g} and {values.sum():.3g}. Release with less noise.')
@@ -187,11 +187,13 @@ def second_moments(
   checks.not_negative(constant=constant)
   checks.require(checks.is_number(share) and 0 < share < 1, 'be in (0, 1)', share=share)
   source = sources.of(features)
-  pair = isinstance(source.specs, tuple)
-  if pair and targets is None:
-    inputs, targets = source, source.take(np.arange(len(source)))[1]
-  else:
-    inputs = source
+  parts = source.specs if isinstance(source.specs, tuple) else (source.specs,)
+  if len(parts) > 2 or not all(isinstance(part, tf.TensorSpec) for part in parts):
+    raise ValueError('`features` must be one array, or a pair `(features, targets)`. Received: '
+                     f'records of {len(tf.nest.flatten(parts))} parts. Join several features to '
+                     'one array, and leave out sample weights.')
+  if len(parts) == 2 and targets is None:
+    targets = source.take(np.arange(len(source)))[1]
   if targets is not None:
     targets, one_hot = _targets(targets, classes, len(source))
     target_bound = 1.0 if one_hot else float(target_bound)
@@ -201,7 +203,7 @@ def second_moments(
       len(source), sensitivity=_sensitivity(adjacency, a, b), noise_multiplier=noise_multiplier,
       target_epsilon=target_epsilon, target_delta=target_delta, population_size=population_size,
       adjacency=adjacency, unit=unit, seed=seed)
-  records = _records(inputs, targets, bound, constant, target_bound)
+  records = _records(source, targets, bound, constant, target_bound)
   square, cross = _sums(records, len(source))
   std = plan.noise_stddev
   rng = np.random.default_rng(seed)
@@ -210,11 +212,18 @@ def second_moments(
   note = ('Second moments of features, clipped to norm '
           f'{bound:g}, were released once, before training; their cost is one of the runs.')
   entries = (*source.entries,
-             release.entry(plan, 'estimates.second_moments', note))
+             release.entry(plan, 'estimates.second_moments', note, *source.notes()))
   return SecondMoments(
       square, None if targets is None else cross, std * norm**2 / (a * math.sqrt(2)),
       std * norm * target_bound / b if b else 0.0, float(bound), float(constant), plan,
       ledger_lib.Ledger(entries))
+
+
+def eigenvalues(matrix: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+  """Returns eigenvalues and eigenvectors of a symmetric matrix, which must be finite."""
+  if not np.isfinite(matrix).all():
+    raise ValueError('The matrices of a release must be finite. Received: one that is not.')
+  return np.linalg.eigh(matrix)
 
 
 def _sensitivity(adjacency: str, a: float, b: float) -> float:
@@ -244,10 +253,11 @@ def _targets(
                        f'range, with classes={classes}.')
     return np.eye(most)[values], True
   values = values[:, np.newaxis] if values.ndim == 1 else values
-  if values.ndim != 2 or values.dtype.kind not in 'biuf':
-    raise ValueError('`targets` must be [n] classes, or [n] or [n, k] numbers. Received: shape '
+  if values.ndim != 2 or values.dtype.kind not in 'biuf' or classes is not None:
+    raise ValueError('`targets` must be [n] classes, which are integers, or [n] or [n, k] numbers, '
+                     'without `classes`. Received: shape '
                      f'[n, {", ".join(map(str, values.shape[1:]))}] of '
-                     f'{values.dtype.type.__name__}.')
+                     f'{values.dtype.type.__name__}, with classes={classes}.')
   return values.astype(np.float64), False
 
 
