@@ -297,6 +297,24 @@ def test_inputs_alone_and_nests_of_them():
   assert nest['a'].numpy().tolist() == [[f'word {i} more'.encode()] * 2 for i in range(8)]
 
 
+def test_a_function_may_work_in_place():
+  def augment(x, y):
+    x += 1
+    return x, y
+
+  plan = make_plan(sampling=tfdp.sampling.FixedOrder(shuffle_seed=None))
+  x, *_ = next(iter(plan.batches((X, Y), augment=augment, views=3)))
+  np.testing.assert_array_equal(x, X[:8, None].repeat(3, 1) + 1)
+
+
+def test_a_loop_of_ones_own_says_who_drew_the_views():
+  plan = make_plan(steps=3)
+  model = make_model(plan)
+  for x, y, weight in plan.batches((X, Y), augment=noisy(RNG), views=2):
+    model.train_on_batch(x, y, sample_weight=weight)
+  assert 'Views of an example are drawn by `augment`' in model.ledger.statement()
+
+
 class Cached(sources.Source):
   """Features of two views of each record, as `tfdp.features` stores them."""
 

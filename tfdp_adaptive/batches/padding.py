@@ -4,6 +4,7 @@
 The weight of an empty row is `EMPTY`, a zero with a sign: metrics count records of weight zero.
 """
 
+import copy
 import dataclasses
 import inspect
 import math
@@ -140,7 +141,7 @@ class Views:
     assert self.augment is not None
     pair = len(example) > 1
     arguments = (example,) if pair and not _takes_two(self.augment) else example
-    views = [self.augment(*arguments) for _ in range(self.count)]
+    views = [self.augment(*copy.deepcopy(arguments)) for _ in range(self.count)]
     try:
       records = [sources.record(tuple(view) if pair and isinstance(view, list) else view)
                  for view in views]
