@@ -186,3 +186,11 @@ def test_weights_that_get_no_signal_are_named_once(engine, kind, count):
     model.train_on_batch(X, Y)
   assert len([one for one in seen if 'No gradient' in str(one.message)]) == 1
   model.train_on_batch(X, Y)  # A second warning would be an error.
+
+
+def test_a_fixed_copy_keeps_the_choice():
+  model = keras.Sequential([layers.Input([5]), layers.Dense(4), layers.BatchNormalization(),
+                            layers.Dense(2)])
+  tfdp.train_only(model, lambda v: compat.leaf_name(v) in ('beta', 'bias'))
+  copy = tfdp.make_private(tfdp.fix_model(model, verbose=False))
+  assert names(copy.trainable_variables) == ['bias', 'beta', 'bias']

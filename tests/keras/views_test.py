@@ -488,3 +488,18 @@ def test_replicas_share_examples_not_views():
   done = subprocess.run([sys.executable, '-c', _REPLICAS], capture_output=True, text=True,
                         check=False)
   assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize('functional', [False, True])
+def test_a_clone_has_the_views_and_the_frozen_weights(functional):
+  """Keras 2 compiles no clone."""
+  plan = make_plan()
+  model = make_model(plan)
+  if functional:
+    model = tfdp.make_private(keras.Model(model.inputs, model.outputs))
+  tfdp.train_only(model, 'bias')
+  model.compile(tfdp.DPSGD(RATE, plan=plan), 'mse', views=2)
+  copy = keras.models.clone_model(model)
+  assert isinstance(copy, type(model)) and len(copy.weights) == 2
+  if compat.KERAS_3:
+    assert copy.example_views == 2 and [v.shape for v in copy.trainable_variables] == [(1,)]

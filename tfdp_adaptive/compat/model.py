@@ -154,16 +154,15 @@ def clone_model(
   return stack.keras.models.clone_model(model, clone_function=clone)
 
 
-def on_clones(made: Callable[[stack.Model, stack.Model], stack.Model]) -> None:
-  """Registers `made` to convert clones: `clone_model` drops the subclass of a Sequential.
+def on_clones(clone: Callable[..., stack.Model]) -> None:
+  """Registers how to clone a Sequential, whose subclass `clone_model` drops.
 
   Args:
-    made: `(model, copy) -> ` the copy that `keras.models.clone_model` returns.
+    clone: `(own, model, *args, **kwargs) -> copy`; `own` is Keras' function.
   """
   lib: Any = importlib.import_module(f'{stack.PRIVATE}.models.cloning')
   own = lib._clone_sequential_model
-  lib._clone_sequential_model = functools.wraps(own)(
-      lambda model, *args, **kwargs: made(model, own(model, *args, **kwargs)))
+  lib._clone_sequential_model = functools.wraps(own)(functools.partial(clone, own))
 
 
 def output_names(model: stack.Model) -> Any:

@@ -60,6 +60,8 @@ def fix_model(model: compat.Model, groups: int = GROUPS, verbose: bool = True) -
       new.set_weights([w for name in ('gamma', 'beta') for w in _values(old, name)])
     else:
       new.set_weights(old.get_weights())
+    for before, after in zip(old.weights, new.weights):  # Gamma and beta come first.
+      compat.freeze(after, compat.is_frozen(before))
   if isinstance(model, model_lib.DPModel):
     copy = private_lib.make_private(copy)
   weight_ledger.Ledger.of(copy).attach(weight_ledger.Ledger.of(model).ledger().entries)

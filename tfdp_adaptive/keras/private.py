@@ -242,14 +242,21 @@ def _around(model: compat.Model) -> Any:
   return DPWrapper(model, name=model.name)
 
 
-def _private_copy(model: compat.Model, copy: compat.Model) -> compat.Model:
-  """Returns a private copy of a private model, compiled if Keras compiles the copy."""
+def _clone(own: Callable[..., Any], model: compat.Model, *args: Any, **kwargs: Any) -> Any:
+  """Returns a private copy of a private Sequential, compiled if Keras compiles copies."""
   if not isinstance(model, model_lib.DPModel):
-    return copy
-  private = _around(copy)
-  if getattr(copy, 'compiled', False):
+    return own(model, *args, **kwargs)
+  compiled = getattr(model, 'compiled', False)
+  if compiled:
+    model.compiled = False  # A plain copy cannot be compiled with settings of a private model.
+  try:
+    private = _around(own(model, *args, **kwargs))
+  finally:
+    if compiled:
+      model.compiled = True
+  if compiled:
     private.compile_from_config(model.get_compile_config())
   return private
 
 
-compat.on_clones(_private_copy)
+compat.on_clones(_clone)
