@@ -478,6 +478,8 @@ _BY_FILE = {
          'Its sampling is not what is accounted for.', 'keras/misuse_test.py'),
     ],
     'tfdp_adaptive/batches/tags.py': [
+        ('a loop without the history of its data', '      optimizer.run.reads(entries)\n', '',
+         'What the base of features lost is missing in the ledger.', 'frozen_features_test.py'),
         ('a batch for two models', '_TAKEN[key] = known, [*runs, optimizer.run]',
          '_TAKEN[key] = known, []', 'Two runs on one sample add up as independent ones.',
          _RESTORED),
@@ -688,9 +690,10 @@ _BY_FILE = {
     'tfdp_adaptive/keras/private.py': [
         ('methods dropped in silence', '  if ignored and not is_task(model):', '  if False:',
          'The private model would do something else.', 'keras/semantics_test.py'),
-        ('copies that are not compiled', "  if getattr(copy, 'compiled', False):", '  if False:',
+        ('copies that are not compiled', '  if compiled:\n    private', '  if False:\n    private',
          'A copy of a compiled model trains in Keras.', 'keras/semantics_test.py'),
-        ('plain copies', '  private = _around(copy)', '  return copy',
+        ('plain copies', 'private = _around(own(model, *args, **kwargs))',
+         'return own(model, *args, **kwargs)',
          'They would train without privacy.', 'keras/habits_test.py'),
     ],
     'tfdp_adaptive/batches/workers.py': [
