@@ -68,27 +68,23 @@ def dp_kfc(
   first = moments.heavy_ball(momentum, nesterov=False)
 
   def init(specs: trees.Tree) -> State:
-    shapes = [sides(spec.shape) for spec in tf.nest.flatten(specs)]
     dtype = trees.dtype_of(specs)
-    unit = lambda shape, pair: (
-        tf.eye(shape[0], dtype=dtype) if _is_matrix(shape, pair) else tf.ones(shape, dtype))
-    return State(
-        moments.first_step(), first.init(specs),
-        tuple(tuple(tf.zeros(shape, dtype) for shape in pair) for pair in shapes),
-        tuple(tuple(unit(shape, pair) for shape in pair) for pair in shapes))
+    zeros = tuple(tuple(tf.zeros(shape, dtype) for shape in sides(spec.shape))
+                  for spec in tf.nest.flatten(specs))
+    scale = trees.map(lambda side: tf.eye(side.shape[0], dtype=dtype) if side.shape.rank == 2
+                      else tf.ones_like(side), zeros)
+    return State(moments.first_step(), first.init(specs), zeros, scale)
 
   def due(state: State) -> tf.Tensor:
     return tf.equal(state.step, 0) | tf.equal((state.step + 1) % refresh_every, 0)
 
   def averaged(state: State, public: trees.Tree) -> Any:
-    return tuple(
-        tuple(_average(before, tf.cast(now, before.dtype), decay) for before, now in zip(*pair))
-        for pair in zip(state.moments, public))
+    return tf.nest.map_structure(
+        lambda before, now: _average(before, tf.cast(now, before.dtype), decay),
+        state.moments, public, check_types=False)
 
   def made_of(averages: Any, before: Any) -> Any:
-    return tuple(
-        tuple(_scale(one, old, _is_matrix(one.shape, pair), power, scale_epsilon)
-              for one, old in zip(pair, olds)) for pair, olds in zip(averages, before))
+    return trees.map(lambda one, old: _scale(one, old, power, scale_epsilon), averages, before)
 
   def query(state: State, public: trees.Tree = ()) -> contract.Queries:
     contract.check_public(public, 'dp_kfc')
@@ -108,8 +104,7 @@ def dp_kfc(
     averages, scale = tf.cond(due(state), refreshed, lambda: (state.moments, state.scale))
     mean = release.mean
     if frame == 'raw':
-      used = tf.nest.map_structure(
-          lambda new, old: tf.where(tf.equal(step, 1), new, old), scale, state.scale)
+      used = trees.map(lambda new, old: tf.where(tf.equal(step, 1), new, old), scale, state.scale)
       mean = geometry.unscale(mean, geometry.unpacked(used, state.first))
     direction, moment = first.update(state.first, mean, step)
     return direction, State(step, moment, averages, scale)
@@ -127,22 +122,17 @@ def sides(shape: Any) -> Sequence[Sequence[int]]:
   return [[size, size] if size <= MAX_SIDE else [size] for size in view[1:]]
 
 
-def _is_matrix(shape: Any, pair: Any) -> bool:
-  return len(pair) == 2 and len(shape) == 2
-
-
 def _average(before: tf.Tensor, now: tf.Tensor, decay: float) -> tf.Tensor:
   """Keeps the old value where the new one is not finite; later averages would be lost."""
   return tf.where(
       tf.reduce_all(tf.math.is_finite(now)), decay * before + (1 - decay) * now, before)
 
 
-def _scale(
-    moment: tf.Tensor, before: tf.Tensor, matrix: bool, power: float, epsilon: float) -> tf.Tensor:
+def _scale(moment: tf.Tensor, before: tf.Tensor, power: float, epsilon: float) -> tf.Tensor:
   """Returns `(moment / its mean + epsilon)^-power`; as it was where that is not finite."""
   finite = tf.reduce_all(tf.math.is_finite(moment))
   wide = tf.cast(tf.where(finite, moment, tf.zeros_like(moment)), tf.float64)
-  if matrix:
+  if wide.shape.rank == 2:
     values, vectors = tf.linalg.eigh((wide + tf.transpose(wide)) / 2)
     scale = tf.matmul(
         vectors / kronecker.relative_root(values, epsilon, power), vectors, transpose_b=True)
