@@ -95,6 +95,7 @@ def dp_kfc(
 
   def update(
       state: State, release: contract.Release, public: trees.Tree) -> Tuple[trees.Tree, State]:
+    contract.check_public(public, 'dp_kfc')
     step = state.step + 1
 
     def refreshed() -> Any:
