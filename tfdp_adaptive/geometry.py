@@ -27,9 +27,15 @@ def times(scale: trees.Leaf, x: tf.Tensor) -> tf.Tensor:
   """Returns a variable `x` in the scaled space."""
   if not isinstance(scale, contract.Kronecker):
     return tf.multiply(scale, x)
-  matrices = tf.reshape(x, matrices_of(scale, x.shape))
+  return by_sides(scale, x, x.shape)
+
+
+def by_sides(scale: contract.Kronecker, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+  """Returns `left W right'` of every variable W of a shape in `x`, which is one or [n, ...]."""
+  matrices = tf.reshape(x, (-1,) + matrices_of(scale, shape)[1:])
   by_left = on_last(tf.linalg.matrix_transpose(matrices), scale.left)
-  return tf.reshape(on_last(tf.linalg.matrix_transpose(by_left), scale.right), x.shape)
+  both = on_last(tf.linalg.matrix_transpose(by_left), scale.right)
+  return tf.ensure_shape(tf.reshape(both, tf.shape(x)), x.shape)
 
 
 def over(x: tf.Tensor, scale: trees.Leaf) -> tf.Tensor:
@@ -84,13 +90,11 @@ def matrices_of(scale: contract.Kronecker, shape: Sequence[int]) -> Tuple[int, i
 
 
 def on_last(x: tf.Tensor, side: tf.Tensor) -> tf.Tensor:
-  """Multiplies every vector along the last axis of `x` by a side of a `Kronecker`."""
+  """Multiplies by a side [d, d] or [d] every piece of d numbers along the last axis of `x`."""
   side = tf.cast(side, x.dtype)
-  if side.shape.rank == 1:
-    return x * side
-  rest = tf.shape(x)
-  product = tf.matmul(tf.reshape(x, [-1, side.shape[0]]), side, transpose_b=True)
-  return tf.ensure_shape(tf.reshape(product, rest), x.shape)
+  pieces = tf.reshape(x, [-1, side.shape[0]])
+  product = pieces * side if side.shape.rank == 1 else tf.matmul(pieces, side, transpose_b=True)
+  return tf.ensure_shape(tf.reshape(product, tf.shape(x)), x.shape)
 
 
 def _inverse(side: tf.Tensor) -> tf.Tensor:

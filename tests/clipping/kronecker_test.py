@@ -17,6 +17,7 @@ from tfdp_adaptive.clipping import interface
 from tfdp_adaptive.clipping import projection
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping.layers import convolution
+from tfdp_adaptive.clipping.layers import dense as dense_lib
 
 keras = compat.keras
 layers = keras.layers
@@ -103,7 +104,7 @@ def test_factors_stay_what_they_are(vectors):
   """Products of vectors, rows and patches are measured without forming any gradient."""
   scale = dense(vectors)
   outer = factors.Outer(normal(5, 2, 4), normal(5, 2, 3), (4, 3))
-  turned = factors.Outer(normal(5, 2, 3), normal(5, 2, 4), (4, 3), (1, 0))
+  turned = dense_lib._factor(normal(5, 2, 3), 'nta', normal(5, 2, 4), 'ntb', 'ba', (4, 3))
   table = rows.Rows(tf.constant([[0, 0], [1, 3]]), normal(2, 2, 3), (4, 3))
   kernel = convolution.Convolution(
       normal(5, 3, 3, 4), normal(5, 2, 2, 3), (2, 2, 4, 3), (1, 1), (1, 1))

@@ -11,6 +11,7 @@ from tfdp_adaptive.clipping import engines
 from tfdp_adaptive.clipping import factors
 from tfdp_adaptive.clipping import rows
 from tfdp_adaptive.clipping.layers import convolution
+from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.rules import kfc
 
 keras = compat.keras
@@ -32,7 +33,8 @@ def test_of_products(most):
   """Both orders of the axes, and channels of a filter."""
   a, e = normal(4, 3, 6), normal(4, 3, 5)
   side = lambda x: moment(x) if x.shape[-1] <= most else np.diag(moment(x))
-  for factor in (factors.Outer(a, e, (6, 5)), factors.Outer(e, a, (6, 5), (1, 0))):
+  turned = dense._factor(e, 'nte', a, 'nta', 'ae', (6, 5))
+  for factor in (factors.Outer(a, e, (6, 5)), turned):
     for got, x in zip(factor.second_moments((1, 6, 5), most), (a, e)):
       np.testing.assert_allclose(got, side(x))
   left, _ = factors.Outer(a, e, (3, 1, 2, 5)).second_moments((3, 2, 5), 9)

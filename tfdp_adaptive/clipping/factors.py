@@ -73,13 +73,7 @@ class Explicit(protocol.Factor):
     return self
 
   def transformed(self, scale: contract.Kronecker) -> 'Explicit':
-    gradient = self.gradient()
-    _, d, p = geometry.matrices_of(scale, self.shape)
-    matrices = tf.reshape(gradient, [-1, d, p])
-    by_right = tf.linalg.matrix_transpose(geometry.on_last(matrices, scale.right))
-    both = tf.linalg.matrix_transpose(geometry.on_last(by_right, scale.left))
-    both = tf.ensure_shape(tf.reshape(both, tf.shape(gradient)), gradient.shape)
-    return explicit(both)
+    return explicit(geometry.by_sides(scale, self.gradient(), self.shape))
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
     """Returns moments of the gradients themselves, since their factors are unknown."""
@@ -139,7 +133,7 @@ class Outer(protocol.Factor):
     inputs: [n, T, d].
     cotangents: [n, T, p], gradients of the loss by the product.
     shape: The variable's shape.
-    axes: The order of the variable's axes that makes it a [d, p] matrix.
+    axes: The order of the variable's axes that makes it a [d, p] matrix, or () for their own.
   """
 
   inputs: Any
@@ -195,33 +189,21 @@ class Outer(protocol.Factor):
 
   def transformed(self, scale: contract.Kronecker) -> protocol.Factor:
     _, _, p = geometry.matrices_of(scale, self.shape)
-    ends = self._ends(p)
-    if ends is None:
+    if not self._ends_in(p):
       return self.explicit().transformed(scale)
-    first, last, turned = ends
-    first, last = by_blocks(first, scale.left), geometry.on_last(last, scale.right)
-    inputs, cotangents = (last, first) if turned else (first, last)
-    return dataclasses.replace(self, inputs=inputs, cotangents=cotangents)
+    return dataclasses.replace(
+        self, inputs=geometry.on_last(self.inputs, scale.left),
+        cotangents=geometry.on_last(self.cotangents, scale.right))
 
   def second_moments(self, view: Tuple[int, int, int], most: int) -> Tuple[tf.Tensor, tf.Tensor]:
-    ends = self._ends(view[2])
-    if ends is None:
+    if not self._ends_in(view[2]):
       return self.explicit().second_moments(view, most)
-    return (protocol.second_moment(ends[0], view[1], most),
-            protocol.second_moment(ends[1], view[2], most))
+    return (protocol.second_moment(self.inputs, view[1], most),
+            protocol.second_moment(self.cotangents, view[2], most))
 
-  def _ends(self, p: int) -> Optional[Tuple[tf.Tensor, tf.Tensor, bool]]:
-    """Returns `(first, last, turned)`, the tensors of the first axes and of the last p numbers.
-
-    `turned` is whether the first tensor is the cotangents. None if neither has p numbers.
-    """
-    rows, order = self._rows(), tuple(range(len(self.shape)))
-    axes = self.axes or order
-    turned = axes != order
-    first, last = (self.cotangents, self.inputs) if turned else (self.inputs, self.cotangents)
-    if (axes[rows:] + axes[:rows] if turned else axes) != order or last.shape[2] != p:
-      return None
-    return first, last, turned
+  def _ends_in(self, p: int) -> bool:
+    """Returns whether the cotangents are of the variable's last axes, of p numbers together."""
+    return not self.axes and self.cotangents.shape[2] == p
 
   def kin(self) -> Hashable:
     return Outer, self.axes, self.inputs.shape[2]
@@ -280,13 +262,3 @@ class Outer(protocol.Factor):
   def _matrix(self, scale: trees.Tree) -> tf.Tensor:
     scale = tf.transpose(scale, self.axes) if self.axes else scale
     return tf.reshape(scale, [self.inputs.shape[2], self.cotangents.shape[2]])
-
-
-def by_blocks(x: tf.Tensor, left: tf.Tensor) -> tf.Tensor:
-  """Multiplies every piece of d along the last axis of `x` by a left side [d, d]."""
-  if x.shape[-1] == left.shape[0]:
-    return geometry.on_last(x, left)
-  parts = tf.reshape(x, tf.concat([tf.shape(x)[:-1], [-1, left.shape[0]]], 0))
-  parts = geometry.on_last(tf.ensure_shape(
-      parts, x.shape[:-1].as_list() + [x.shape[-1] // left.shape[0], left.shape[0]]), left)
-  return tf.ensure_shape(tf.reshape(parts, tf.shape(x)), x.shape)

@@ -122,10 +122,12 @@ def _factor(
   rows, columns = ([c for c in kernel if c in side] for side in (left, right))
   if set(rows) & set(columns):  # There is a matrix for each index of a shared axis.
     return factors.explicit(tf.einsum(f'{left},{right}->{left[0]}{kernel}', inputs, cotangents))
-  axes = tuple(kernel.index(c) for c in rows + columns)
-  return factors.Outer(
-      _matrix(inputs, left, steps, rows), _matrix(cotangents, right, steps, columns), shape,
-      axes if axes != tuple(range(len(shape))) else ())
+  sides = _matrix(inputs, left, steps, rows), _matrix(cotangents, right, steps, columns)
+  if rows + columns == list(kernel):
+    return factors.Outer(*sides, shape)
+  if columns + rows == list(kernel):
+    return factors.Outer(*sides[::-1], shape)
+  return factors.Outer(*sides, shape, tuple(kernel.index(c) for c in rows + columns))
 
 
 def _matrix(x: tf.Tensor, names: str, steps: List[str], features: List[str]) -> tf.Tensor:
