@@ -7,7 +7,7 @@ config, a copy is called in float64, with random changes to weights and inputs: 
 error.
 """
 
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
+from tfdp_adaptive.clipping import bookkeeping
 from tfdp_adaptive.clipping import tracing
 from tfdp_adaptive.clipping.layers import registry
 
@@ -143,16 +144,10 @@ def _gradients(
                               unconnected_gradients='zero') for i in range(size)]
   true = {key: np.stack([np.asarray(tf.convert_to_tensor(g[k]), np.float64) for g in by_example])
           for k, key in enumerate(raw)}
-  flat = tf.nest.flatten(call.taps)
-  cotangents = tf.nest.pack_sequence_as(call.taps, [
-      tf.zeros_like(t) if g is None else tf.convert_to_tensor(g)
-      for t, g in zip(flat, tape.gradient(floats, flat, errors_at))])
-  found: Dict[int, List[np.ndarray]] = {}
+  cotangents = tape.gradient(floats, call.taps, errors_at)
   try:
-    for variable, factor in owner.kind.gradients(layer, call.of_rows(size), cotangents):
-      found.setdefault(compat.variable_key(variable), []).append(
-          np.asarray(factor.gradient(), np.float64))
-    rule = {key: np.sum(parts, 0) for key, parts in found.items()}
+    rule = {key: np.asarray(factor.gradient(), np.float64) for key, factor in bookkeeping.terms(
+        [call.of_rows(size)._replace(owner=owner)], [cotangents]).items()}
   except (ValueError, TypeError, AttributeError, tf.errors.OpError) as error:
     raise errors.PrivacyError(
         f'The clipping rule registered for {type(layer).__name__} must give the gradients of '
