@@ -5,6 +5,8 @@ The scale of a variable is a tensor of its shape, by which it is multiplied, or 
 `contract.Kronecker`. The scale of a tree is a tree of them, or `()` for no scale.
 """
 
+import itertools
+import operator
 from typing import Sequence, Tuple
 
 import tensorflow as tf
@@ -78,9 +80,7 @@ def matrices_of(scale: contract.Kronecker, shape: Sequence[int]) -> Tuple[int, i
     sizes.append(axes[0])
   d, p = sizes
   shape = [int(size) for size in shape]
-  ends = [1]
-  for size in shape[::-1]:
-    ends.append(ends[-1] * size)
+  ends = list(itertools.accumulate(shape[::-1], operator.mul, initial=1))
   if p not in ends or d * p not in ends[ends.index(p):]:
     raise ValueError(
         'The right side of a `Kronecker` must be of the size of the last axes of its variable, '

@@ -226,8 +226,8 @@ def test_recurrent_dropout(layer, monkeypatch):
   held = np.random.default_rng(5)
   drawn = []
 
-  def draw(cell, like, rate, training):
-    del cell, training
+  def draw(cell, like, rate):
+    del cell
     if len(drawn) <= draw.count:
       drawn.append(tf.constant((held.random(like.shape) > rate) / (1 - rate), like.dtype))
     draw.count += 1

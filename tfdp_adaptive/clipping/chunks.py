@@ -12,6 +12,7 @@ operation that computes it to the last one that reads it, in the order in which 
 This is an estimate: an executor may change the order, share buffers or fuse operations.
 """
 
+import math
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -211,10 +212,8 @@ def _inside(operation: tf.Operation, unknown: int) -> Tuple[int, int]:
 def _bytes(tensor: tf.Tensor, unknown: int) -> int:
   if tensor.dtype in (tf.variant, tf.resource, tf.string) or tensor.shape.rank is None:
     return 0
-  number = 1
-  for size in tensor.shape:
-    number *= unknown if size is None else size
-  return number * tensor.dtype.size
+  return tensor.dtype.size * math.prod(
+      unknown if size is None else size for size in tensor.shape)
 
 
 def over_views(

@@ -92,7 +92,7 @@ def _must_loop(model: compat.Model) -> bool:
 
 
 def guarded(engine: interface.Engine) -> interface.Engine:
-  """Returns an engine that replaces ids out of range; its attribute `engine` is the given one."""
+  """Returns an engine that replaces ids out of range."""
 
   def run(
       model: compat.Model, loss: interface.Loss, batch: interface.Batch,
@@ -107,7 +107,6 @@ def guarded(engine: interface.Engine) -> interface.Engine:
     return clipped._replace(norms=tuple(
         tf.where(inside, norm, tf.constant(float('inf'), norm.dtype)) for norm in clipped.norms))
 
-  run.engine = engine  # type: ignore[attr-defined]
   return run
 
 

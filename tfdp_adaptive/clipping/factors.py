@@ -11,7 +11,7 @@ cancellation.
 
 import dataclasses
 import math
-from typing import Any, Hashable, Optional, Sequence, Tuple
+from typing import Any, Hashable, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf

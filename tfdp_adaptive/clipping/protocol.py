@@ -229,8 +229,7 @@ def fold(x: tf.Tensor, times: Size) -> tf.Tensor:
   """Reshapes [n * times, T, ...] to [n, times * T, ...]."""
   if isinstance(times, int) and times == 1:
     return x
-  length = x.shape[1] if x.shape[1] is not None else tf.shape(x)[1]
-  return tf.reshape(x, [-1, times * length] + x.shape[2:].as_list())
+  return tf.reshape(x, [-1, times * sizes(x)[1]] + x.shape[2:].as_list())
 
 
 def in_blocks(
@@ -284,11 +283,16 @@ def cut(
 
 def split(x: tf.Tensor, count: Size, rows: Size) -> tf.Tensor:
   """Splits [n, ...] to [count, rows, ...], padded by zeros (False in a mask)."""
-  missing = count * rows - (tf.shape(x)[0] if x.shape[0] is None else x.shape[0])
+  n, *rest = sizes(x)
+  missing = count * rows - n
   if not isinstance(missing, int) or missing:
     x = tf.pad(x, [[0, missing]] + [[0, 0]] * (x.shape.rank - 1))
-  sizes = [tf.shape(x)[i] if size is None else size for i, size in enumerate(x.shape)]
-  return tf.reshape(x, [count, rows, *sizes[1:]])
+  return tf.reshape(x, [count, rows, *rest])
+
+
+def sizes(x: tf.Tensor) -> List[Size]:
+  """Returns the length of every axis, a tensor where it is not static."""
+  return [tf.shape(x)[i] if size is None else size for i, size in enumerate(x.shape)]
 
 
 def gram(inner: tf.Tensor, outer: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:

@@ -371,13 +371,11 @@ RECURRENT_ARGUMENTS = (('initial_state', 'mask', 'training') if stack.KERAS_3 el
 TIME_DISTRIBUTED_FOLDS = not stack.KERAS_3
 
 
-def recurrent_dropout_mask(
-    cell: stack.Layer, like: tf.Tensor, rate: float, training: bool) -> tf.Tensor:
+def recurrent_dropout_mask(cell: stack.Layer, like: tf.Tensor, rate: float) -> tf.Tensor:
   """Draws a mask of inverted dropout from a recurrent cell's own generator, shaped as `like`."""
   ones = tf.ones_like(like)
   if stack.KERAS_3:
     return stack.keras.random.dropout(ones, rate, seed=cell.seed_generator)
-  del training
   return cell._random_generator.dropout(ones, rate)
 
 

@@ -4,6 +4,7 @@
 A dense layer is a product with labelled axes. A softmax may share the table of an embedding.
 """
 
+import math
 import string
 from typing import List, Optional, Tuple
 
@@ -20,12 +21,7 @@ from tfdp_adaptive.clipping.layers import registry
 def sequence(x: tf.Tensor) -> tf.Tensor:
   """Reshapes [n, ..., d] to [n, T, d], floats as float32 at least."""
   x = tf.cast(x, trees.wide(x.dtype)) if x.dtype.is_floating else x
-  if x.shape.rank == 2:
-    return x[:, tf.newaxis]
-  length = 1
-  for i in range(1, x.shape.rank - 1):
-    length *= x.shape[i] if x.shape[i] is not None else tf.shape(x)[i]
-  return tf.reshape(x, [-1, length, x.shape[-1]])
+  return tf.reshape(x, [-1, math.prod(protocol.sizes(x)[1:-1]), x.shape[-1]])
 
 
 def summed_to(cotangents: tf.Tensor, shape: Tuple[int, ...]) -> factors.Explicit:
@@ -135,13 +131,8 @@ def _matrix(x: tf.Tensor, names: str, steps: List[str], features: List[str]) -> 
   wanted = ''.join(steps + features)
   if names != wanted:
     x = tf.einsum(f'{names}->{wanted}', x)
-  sizes = [x.shape[i] if x.shape[i] is not None else tf.shape(x)[i] for i in range(x.shape.rank)]
-  length, width = 1, 1
-  for size in sizes[1:len(steps)]:
-    length *= size
-  for size in sizes[len(steps):]:
-    width *= size
-  return tf.reshape(x, [-1, length, width])
+  sizes = protocol.sizes(x)
+  return tf.reshape(x, [-1, math.prod(sizes[1:len(steps)]), math.prod(sizes[len(steps):])])
 
 
 def times(x: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
@@ -165,8 +156,7 @@ def _why(layer: compat.Layer) -> str:
 
 @registry.register(layers.Embedding, why=_why)
 def embedding(layer: compat.Layer, call: registry.Call, cotangents: tf.Tensor) -> registry.Factors:
-  ids = tf.cast(call.inputs, tf.int32)
-  ids = sequence(tf.cast(ids, tf.int32)[..., tf.newaxis])[..., 0]
+  ids = sequence(tf.cast(call.inputs, tf.int32)[..., tf.newaxis])[..., 0]
   cotangents = sequence(cotangents)
   scale = lora_scale(layer)
   if scale is None:

@@ -35,17 +35,17 @@ class _Weights:
     self.inputs: Masks = None
     self.states: Masks = None
     if training:
-      self.inputs = _masks(cell, x[:, 0], cell.dropout, self.gates, training)
-      self.states = _masks(cell, state, cell.recurrent_dropout, self.gates, training)
+      self.inputs = _masks(cell, x[:, 0], cell.dropout, self.gates)
+      self.states = _masks(cell, state, cell.recurrent_dropout, self.gates)
 
 
 def _masks(
-    cell: compat.Layer, like: tf.Tensor, rate: float, gates: int, training: bool) -> Masks:
+    cell: compat.Layer, like: tf.Tensor, rate: float, gates: int) -> Masks:
   """Returns [n, width] dropout masks."""
   if not 0 < rate < 1:
     return None
   per_gate = getattr(cell, 'implementation', 2) == 1 and gates > 1
-  return [compat.recurrent_dropout_mask(cell, like, rate, training)
+  return [compat.recurrent_dropout_mask(cell, like, rate)
           for _ in range(gates if per_gate else 1)]
 
 
