@@ -8,7 +8,7 @@ masks and vocabularies of layers.
 import contextlib
 import functools
 import importlib
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import tensorflow as tf
 
@@ -367,6 +367,7 @@ def depthwise_kernel(layer: stack.Layer) -> stack.Variable:
 # Arguments of the `call` of recurrent layers after the inputs, in order.
 RECURRENT_ARGUMENTS = (('initial_state', 'mask', 'training') if stack.KERAS_3 else
                        ('mask', 'training', 'initial_state'))
+RECURRENT_RESULTS = tuple if stack.KERAS_3 else list  # The type of an output with its states.
 # Whether TimeDistributed joins the time axis with the batch, or calls its layer at each step.
 TIME_DISTRIBUTED_FOLDS = not stack.KERAS_3
 
@@ -377,23 +378,3 @@ def recurrent_dropout_mask(cell: stack.Layer, like: tf.Tensor, rate: float) -> t
   if stack.KERAS_3:
     return stack.keras.random.dropout(ones, rate, seed=cell.seed_generator)
   return cell._random_generator.dropout(ones, rate)
-
-
-def recurrent_mask_getter(
-    kind: str, masks: List[tf.Tensor], sequence: bool) -> Tuple[str, Callable[..., Any]]:
-  """Returns name and body of the method by which recurrent layers get their masks.
-
-  Args:
-    kind: 'dropout' or 'recurrent_dropout'.
-    masks: [n, width] masks, one for all gates or one for each.
-    sequence: Whether they will multiply a sequence [n, T, width].
-  """
-  masks = [mask[:, tf.newaxis] if sequence else mask for mask in masks]
-  if stack.KERAS_3:
-    return f'get_{kind}_mask', lambda *_, **__: masks[0] if len(masks) == 1 else masks
-
-  def getter(inputs: tf.Tensor, training: bool, count: int = 1) -> Any:
-    del inputs, training
-    return masks[0] if count == 1 else (masks * count)[:count]
-
-  return f'get_{kind}_mask_for_cell', getter

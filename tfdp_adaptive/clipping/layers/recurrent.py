@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers along time: LSTM, GRU and SimpleRNN; and TimeDistributed.
 
-The layer's own loop gives the result. A second loop gives the derivatives: the tape records it, and
-its tap is the sequence of pre-activations, because the products by the input kernel are taken out
-of the loop. The recurrent kernel's factors are the states before each step and the same cotangents.
+The tap is the sequence of the products by the input kernel, which the layer's own loop takes step
+by step. So a loop of the same steps runs in place of it, on all products at once. The recurrent
+kernel's factors are the states before each step and the same cotangents.
 """
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -62,7 +62,9 @@ def _product(x: tf.Tensor, matrix: tf.Tensor, masks: Masks) -> tf.Tensor:
 def _lstm(
     cell: compat.Layer, weights: _Weights, x: tf.Tensor, states: States) -> Tuple[States, States]:
   h, c = states
-  i, f, g, o = tf.split(x + _product(h, weights.recurrent, weights.states), 4, -1)
+  z = x + _product(h, weights.recurrent, weights.states)
+  z = z if weights.bias is None else z + weights.bias  # Keras adds it last.
+  i, f, g, o = tf.split(z, 4, -1)
   gate = cell.recurrent_activation
   c = gate(f) * c + gate(i) * cell.activation(g)
   h = gate(o) * cell.activation(c)
@@ -141,7 +143,8 @@ def _arguments(call: registry.Call) -> Tuple[Any, Any, Any, Any]:
 def tap(
     layer: compat.Layer, function: Callable[..., trees.Tree], call: registry.Call,
     tape: tf.GradientTape) -> registry.Call:
-  """Runs the layer unrecorded, and its shadow, whose derivatives replace those of the layer."""
+  """Runs the layer's cell over the sequence, in place of the layer's own loop."""
+  del function
   cell = layer.cell
   x, mask, training, states = _arguments(call)
   if tf.is_tensor(training):
@@ -154,49 +157,26 @@ def tap(
     for state in states:
       state.set_shape([x.shape[0], None])
   weights = _Weights(cell, x, states[0], training)
-  args, kwargs = tf.nest.map_structure(
-      lambda t: tf.stop_gradient(t) if tf.is_tensor(t) and t.dtype.is_floating else t,
-      (call.args, call.kwargs))
-  with compat.swapped(layer, **_getters(weights, sequence=True)), compat.swapped(
-      cell, **_getters(weights, sequence=False)):
-    outputs = function(*args, **kwargs)
-
   flow = tf.transpose(x, [1, 0, 2])
   if mask is not None:
     mask = tf.transpose(tf.cast(mask, tf.bool))[..., tf.newaxis]
   if layer.go_backwards:
     flow, mask = tf.reverse(flow, [0]), None if mask is None else tf.reverse(mask, [0])
   before = _product(flow, weights.kernel, weights.inputs)
-  if weights.bias is not None:
+  if weights.bias is not None and not isinstance(cell, layers.LSTMCell):
     before += weights.bias[0] if weights.bias.shape.rank == 2 else weights.bias
   tape.watch(before)
   step = lambda x, s: _STEPS[type(cell)](cell, weights, x, s)
   start = tuple(tf.cast(s, x.dtype) for s in states)
-  shadow, after, extras = _scan(step, before, start, mask)
-  final = shadow[-1]
+  outputs, after, extras = _scan(step, before, start, mask)
   if mask is not None and getattr(layer, 'zero_output_for_mask', False):
-    shadow = tf.where(mask, shadow, tf.zeros_like(shadow))
-    final = shadow[-1]
-  shadows = [tf.transpose(shadow, [1, 0, 2]) if layer.return_sequences else final]
-  if layer.return_state:
-    shadows += [states[-1] for states in after]
-  flat = [_graft(own, shadow) for own, shadow in zip(tf.nest.flatten(outputs), shadows)]
+    outputs = tf.where(mask, outputs, tf.zeros_like(outputs))
+  results = [tf.transpose(outputs, [1, 0, 2]) if layer.return_sequences else outputs[-1],
+             *(states[-1] for states in after)]
   previous = tf.concat([start[0][tf.newaxis], after[0][:-1]], 0)
-  return call._replace(outputs=tf.nest.pack_sequence_as(outputs, flat), taps=before,
-                       saved=(flow, previous, extras, weights))
-
-
-@tf.custom_gradient
-def _graft(value: tf.Tensor, shadow: tf.Tensor) -> Any:
-  """Returns `value`, differentiated as `shadow`."""
-  return tf.identity(value), lambda e: (None, tf.cast(e, shadow.dtype))
-
-
-def _getters(weights: _Weights, sequence: bool) -> Dict[str, Callable[..., Any]]:
-  """Returns methods that give a layer or its cell the dropout masks of the shadow."""
-  kinds = ('dropout', weights.inputs), ('recurrent_dropout', weights.states)
-  return dict(compat.recurrent_mask_getter(name, masks, sequence)
-              for name, masks in kinds if masks is not None)
+  return call._replace(
+      outputs=compat.RECURRENT_RESULTS(results) if layer.return_state else results[0], taps=before,
+      saved=(flow, previous, extras, weights))
 
 
 def _why(layer: compat.Layer) -> str:
