@@ -237,7 +237,7 @@ def sentences(
     numbers: Plain numbers of its loss, penalties, constraints and schedule.
     covered: Whether the cost of a layer's adaptation is in the ledger.
   """
-  yield from _about('Functions', numbers)
+  yield from _about('Functions that are not of Keras hold', numbers)
   shapes = _shapes(model, held)
   if held.tables:
     yield f'Layers read {held.tables} lookup tables that are no weights; they are taken as public.'
@@ -247,24 +247,22 @@ def sentences(
   if shapes:
     yield (f'Layers hold arrays of shapes {shapes} that are no weights; they are taken as public.')
   layers = compat.all_layers(model)
-  yield from _about('Functions', _numbers_of(*(
+  yield from _about('Functions that are not of Keras hold', _numbers_of(*(
       layer.function for layer in layers if hasattr(layer, 'function'))))  # `Lambda`s.
   try:
     used = _numbers_of(*(
         layer.call for layer in layers if hasattr(layer, 'call') and is_own(layer.call)))
     # Most booleans are defaults such as `training=False`.
-    yield from _about('Layers', [one for one in used if not isinstance(one, bool)])
+    yield from _about('Layers that are not of Keras hold', [
+        one for one in used if not isinstance(one, bool)])
   except errors.PrivacyError:
     yield (f'Layers that are not of Keras refer to more than {_MOST} objects. If these were '
            'computed from private data, no epsilon covers them.')
   # Such as the logarithm of the labels' frequencies, as a bias.
-  begun_with = sorted({float(one.value) for layer in compat.all_layers(model)
-                         for one in compat.initializers(layer)
-                         if type(one).__name__ == 'Constant' and np.ndim(one.value) == 0} - {0, 1})
-  if begun_with:
-    yield (f'Weights begin with the numbers {begun_with[:_LISTED]}. If these were computed from '
-           'private data, no epsilon covers them.')
-  yield from _adapted(compat.all_layers(model), covered)
+  yield from _about('Weights begin with', list({
+      float(one.value) for layer in layers for one in compat.initializers(layer)
+      if type(one).__name__ == 'Constant' and np.ndim(one.value) == 0} - {0, 1}))
+  yield from _adapted(layers, covered)
 
 
 def label(layer: compat.Layer) -> str:
@@ -298,7 +296,7 @@ def _about(holders: str, numbers: Sequence[float]) -> Iterator[str]:
   distinct = sorted(set(numbers))
   if distinct:
     more = len(distinct) - _LISTED
-    yield (f'{holders} that are not of Keras hold the numbers {distinct[:_LISTED]}'
+    yield (f'{holders} the numbers {distinct[:_LISTED]}'
            f'{f" and {more} more" if more > 0 else ""}. If these were computed from private data, '
            'no epsilon covers them.')
 

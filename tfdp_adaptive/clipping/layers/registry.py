@@ -83,8 +83,8 @@ class Kind(NamedTuple):
 
   Attributes:
     gradients: Yields `(variable, factor)` for each trainable variable; see `Gradients`.
-    tap: Runs the layer's own `function(*call.args, **call.kwargs)`, whose result it must not
-      change, and calls `tape.watch` on the taps; see `Tap`.
+    tap: Returns what the layer's own `function(*call.args, **call.kwargs)` returns, mostly by
+      running it, and calls `tape.watch` on the taps; see `Tap`.
     whole: Whether `gradients` covers all variables of the layers inside, too.
     why: `layer -> ` the reason why this instance must go through `generic`, or ''.
     folds: Whether the layer joins the first two axes of its input before it calls
