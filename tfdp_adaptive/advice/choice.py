@@ -24,8 +24,7 @@ def default_delta(population_size: int) -> float:
 
 
 def check(plan: privacy.PrivacyPlan, memory: int, objective: str) -> None:
-  if not isinstance(plan, privacy.PrivacyPlan):
-    raise ValueError(f'`plan` must be a `tfdp.PrivacyPlan`. Received: plan={plan!r}.')
+  checks.instance(privacy.PrivacyPlan, 'a `tfdp.PrivacyPlan`', plan=plan)
   checks.whole(0, memory=memory)
   checks.one_of(ERRORS, objective=objective)
 
