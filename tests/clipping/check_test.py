@@ -154,3 +154,11 @@ def test_a_right_rule_trains():
 def test_layers_without_anything_to_check(layer, message):
   with pytest.raises(ValueError, match=message):
     tfdp.clipping.check(layer, X)
+
+
+@pytest.mark.parametrize('layer, x, message', [
+    (3, X, 'must be a Keras layer'), (layers.Dense(2), X[:1], 'two examples or more'),
+    (layers.Dense(2), X[:0], 'two examples or more')])
+def test_what_cannot_be_compared_is_refused(layer, x, message):
+  with pytest.raises(ValueError, match=message):
+    tfdp.clipping.check(layer, x)

@@ -12,6 +12,7 @@ from typing import Dict, Iterator, Tuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_adaptive import checks
 from tfdp_adaptive import compat
 from tfdp_adaptive import errors
 from tfdp_adaptive import trees
@@ -45,6 +46,9 @@ def check(layer: compat.Layer, *args: trees.Tree, **kwargs: trees.Tree) -> float
     >>> check(compat.keras.layers.Dense(2), np.ones([3, 4], np.float32)) < 1e-6
     True
   """
+  checks.instance(compat.keras.layers.Layer, 'a Keras layer', layer=layer)
+  if any(len(t) < 2 for t in tf.nest.flatten(args) if np.ndim(t)):
+    raise ValueError('`layer` must be called on two examples or more. Received: fewer.')
   if not layer.built:
     layer(*args, **kwargs)
   kind = registry.find(layer)
