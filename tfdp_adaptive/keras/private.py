@@ -247,13 +247,8 @@ def _clone(own: Callable[..., Any], model: compat.Model, *args: Any, **kwargs: A
   if not isinstance(model, model_lib.DPModel):
     return own(model, *args, **kwargs)
   compiled = getattr(model, 'compiled', False)
-  if compiled:
-    model.compiled = False  # A plain copy cannot be compiled with settings of a private model.
-  try:
+  with compat.swapped(model, compiled=False):  # A plain copy knows no settings of a private one.
     private = _around(own(model, *args, **kwargs))
-  finally:
-    if compiled:
-      model.compiled = True
   if compiled:
     private.compile_from_config(model.get_compile_config())
   return private
