@@ -112,9 +112,8 @@ def features(
     run = _checked_model(base, inputs, views)
     entries = weight_ledger.Ledger.of(base).ledger().entries
   elif callable(base):
-    if not (isinstance(name, str) and name):
-      raise ValueError('`name` must tell the function and its version, for the cache and for '
-                       f'`tfdp.join`. Received: name={name!r} for {base!r}.')
+    checks.require(isinstance(name, str) and name, 'tell the function and its version, for the '
+                   'cache and for `tfdp.join`', name=name)
     digest, entries = f'function {name}', ()
     run = _checked_function(base, inputs, views)
   else:

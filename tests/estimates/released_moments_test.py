@@ -284,9 +284,9 @@ def test_whitening_keeps_its_cost_in_a_file_and_in_front_of_a_head(tmp_path):
     (dict(targets=np.array(['a'] * 4)), r'`targets` must be \[n\] classes'),
     (dict(targets=np.array([0., 1., 2., 1.]), classes=3), r'which are integers'),
     (dict(targets=np.eye(4), classes=4), r'without `classes`'),
-    (dict(features={'a': np.zeros([4, 2]), 'b': np.zeros([4, 2])}), 'must be one array'),
-    (dict(features=(np.zeros([4, 2]), np.zeros(4, int), np.ones(4))), 'leave out sample weights'),
-    (dict(features=({'a': np.zeros([4, 2])}, np.zeros(4, int))), 'must be one array'),
+    (dict(features={'a': np.zeros([4, 2]), 'b': np.zeros([4, 2])}), 'in one array'),
+    (dict(features=(np.zeros([4, 2]), np.zeros(4, int), np.ones(4))), 'without sample weights'),
+    (dict(features=({'a': np.zeros([4, 2])}, np.zeros(4, int))), 'in one array'),
     (dict(features=np.zeros([4, 2, 2, 2])), r'`features` must be \[n, d\]')])
 def test_refusals(arguments, message):
   given = dict(dict(features=np.zeros([4, 2]), noise_multiplier=1.0, target_delta=1e-3),

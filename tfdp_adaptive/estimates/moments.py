@@ -185,13 +185,13 @@ def second_moments(
   """
   checks.positive(bound=bound, target_bound=target_bound)
   checks.not_negative(constant=constant)
-  checks.require(checks.is_number(share) and 0 < share < 1, 'be in (0, 1)', share=share)
+  checks.probability(share=share)
   source = sources.of(features)
   parts = source.specs if isinstance(source.specs, tuple) else (source.specs,)
-  if len(parts) > 2 or not all(isinstance(part, tf.TensorSpec) for part in parts):
-    raise ValueError('`features` must be one array, or a pair `(features, targets)`. Received: '
-                     f'records of {len(tf.nest.flatten(parts))} parts. Join several features to '
-                     'one array, and leave out sample weights.')
+  if len(parts) > 2 or not all(isinstance(part, tf.TensorSpec) for part in parts) or not (
+      parts[0].shape.rank in (1, 2) and (parts[0].dtype.is_floating or parts[0].dtype.is_integer)):
+    raise ValueError('`features` must be [n, d] or [n, views, d] numbers in one array, or a pair '
+                     f'`(features, targets)` without sample weights. Received: {parts}.')
   if len(parts) == 2 and targets is None:
     targets = source.take(np.arange(len(source)))[1]
   if targets is not None:
@@ -265,10 +265,6 @@ def _records(
     source: sources.Source, targets: Optional[np.ndarray], bound: float, constant: float,
     target_bound: float) -> Iterator[Tuple[np.ndarray, Any]]:
   """Yields clipped features [m, views, d] and targets [m, k], some records at a time."""
-  spec = tf.nest.flatten(source.specs)[0]
-  if spec.shape.rank not in (1, 2) or not (spec.dtype.is_floating or spec.dtype.is_integer):
-    raise ValueError('`features` must be [n, d] or [n, views, d] numbers. Received: '
-                     f'records of shape {tuple(spec.shape)} and {spec.dtype.name}.')
   for first in range(0, len(source), _ROWS):
     places = np.arange(first, min(first + _ROWS, len(source)))
     x = np.asarray(sources.leaves(source.take(places))[0], np.float64)
