@@ -285,14 +285,31 @@ def test_a_base_is_known_by_what_it_computes(tmp_path):
       tfdp.join(other, head)
 
 
-def test_a_loop_of_ones_own_counts_the_base():
+@pytest.mark.parametrize('way', ['train_on_batch', 'graph', 'strategy'])
+def test_a_loop_of_ones_own_counts_the_base(way):
   base = frozen(private=True)
-  plan = tfdp.PrivacyPlan(batch_size=10, steps=2, l2_norm_clip=1.0, noise_multiplier=1.0,
+  steps = 2 + len(way)  # Runs of another plan do not count these data.
+  plan = tfdp.PrivacyPlan(batch_size=10, steps=steps, l2_norm_clip=1.0, noise_multiplier=1.0,
                           target_delta=1e-3, population_size=40)
   head = tfdp.make_private(keras.Sequential([layers.Input([5]), layers.Dense(2)]))
   head.compile(tfdp.DPSGD(.1, plan=plan), keras.losses.SparseCategoricalCrossentropy(True))
-  for x, y, weight in plan.batches(tfdp.features(base, (X, Y))):
-    head.train_on_batch(x, y, sample_weight=weight)
+  strategy = tf.distribute.get_strategy() if way == 'strategy' else None
+  batches = plan.batches(tfdp.features(base, (X, Y)), strategy=strategy)
+
+  @tf.function
+  def loop():
+    for batch in batches:
+      head.train_step(batch)
+
+  if way == 'graph':
+    head.optimizer.build(head.trainable_variables)
+    loop()
+  for batch in batches if way != 'graph' else ():
+    if way == 'strategy':
+      strategy.run(head.train_step, args=(batch,))
+    else:
+      head.train_on_batch(*batch[:2], sample_weight=batch[2])
+  assert head.optimizer.steps_done == steps
   assert head.ledger.epsilon(1e-3) == pytest.approx((base.ledger + plan).epsilon(1e-3))
   assert 'features of the frozen base' in head.ledger.statement()
   assert tfdp.join(base, head).ledger == head.ledger

@@ -106,6 +106,10 @@ class Batches(passes.Lazy):
     return [*self._notes(),
             *([] if commitment is None else [sampling_seed.COMMITTED.format(commitment)])]
 
+  def register(self) -> None:
+    """Has the runs of the plan in this process count the data, in loops of one's own."""
+    tags.found_data(self.plan, self.records.source.entries, self._notes())
+
   def _notes(self) -> List[str]:
     return [*self.records.source.notes(), *([] if self.views is None else self.views.notes())]
 
@@ -146,6 +150,8 @@ class Batches(passes.Lazy):
 
   def make(self) -> tf.data.Dataset:
     *data, weight = self.signature
+    if not self.beside:  # `fit` knows its data.
+      self.register()
     if self.views is not None or self.beside:
       views = [] if self.views is None else [self.views.count]
       weight = tags.Tagged(weight, tf.TensorSpec(views, tf.int32))
@@ -162,8 +168,6 @@ class Batches(passes.Lazy):
 
   def _generate(self) -> Iterator[Any]:
     start = self.first
-    if not self.beside:  # `fit` knows its data.
-      tags.found_data(self.plan, self.records.source.entries, self._notes())
     for step, drawn in enumerate(self.draw(start), start):
       if self.log is not None:
         self.log.add(step, self.records, drawn)

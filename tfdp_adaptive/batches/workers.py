@@ -71,6 +71,7 @@ class Distributed:
   def __iter__(self) -> Iterator[Any]:
     """Yields batches for a custom loop, from the `start_step` of `plan.batches`."""
     self.begin(self._start)
+    self._drawn.register()
     return iter(self.batches)
 
   def begin(self, start_step: int) -> None:
