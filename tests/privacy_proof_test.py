@@ -12,7 +12,7 @@ import pytest
 # Callers of a source of random numbers that are used as noise, or for sampling.
 NOISE = {
     'the rows of a mechanism, on flat vectors': {
-        'noise.streams.independent_gaussian', 'noise.banded._recursion.advance',
+        'noise.streams.independent_gaussian', 'noise.banded.from_outputs.advance',
         'noise.blt.buffered.advance',
         'noise.regenerated._regenerated.advance.term', 'noise.tree.online.advance.draw'},
     'the noise of everything a rule sees': {'privatizer.Privatizer.draw'},

@@ -7,7 +7,7 @@ The history has b-1 slots, newest first, with one row each. Slots move by refere
 one pass, so outside XLA a step copies no rows.
 """
 
-from typing import Callable, Sequence, Tuple, Union
+from typing import Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -19,28 +19,19 @@ from tfdp_adaptive.noise import streams
 
 
 @streams.recursion.register(toeplitz.BandedToeplitz)
-def banded_toeplitz(mechanism: toeplitz.BandedToeplitz) -> streams.Recursion:
-  return _recursion(mechanism.coefficients[np.newaxis], lambda row: 0)
-
-
 @streams.recursion.register(banded.Banded)
-def column_normalized(mechanism: banded.Banded) -> streams.Recursion:
+def from_outputs(mechanism: Union[toeplitz.BandedToeplitz, banded.Banded]) -> streams.Recursion:
   """Returns the noise of a C whose row t is `rows[0]`, except for the last m rows."""
-  rows = mechanism.rows
-  head = mechanism.steps - len(rows)
-  return _recursion(rows, lambda row: tf.clip_by_value(row - head, 0, len(rows) - 1))
-
-
-def _recursion(
-    rows: np.ndarray, index: Callable[[tf.Tensor], Union[int, tf.Tensor]]) -> streams.Recursion:
-  slots = rows.shape[1] - 1
+  rows = mechanism.rows if hasattr(mechanism, 'rows') else mechanism.coefficients[np.newaxis]
+  slots, head = rows.shape[1] - 1, mechanism.steps - len(rows)
   solve = trees.one_pass(_solve)
 
   def advance(
       key: tf.Tensor, row: tf.Tensor, history: streams.History,
       flat: streams.Specs) -> Tuple[streams.Vectors, streams.History]:
+    index = tf.clip_by_value(row - head, 0, len(rows) - 1)
     outputs = tuple(
-        solve(z, tf.gather(tf.constant(rows, z.dtype), index(row)), [slot[i] for slot in history])
+        solve(z, tf.gather(tf.constant(rows, z.dtype), index), [slot[i] for slot in history])
         for i, z in enumerate(streams.vectors(key, flat)))
     return outputs, ((outputs,) + tuple(history))[:slots]
 
