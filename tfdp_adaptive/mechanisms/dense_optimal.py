@@ -139,14 +139,13 @@ class Dense(interface.Mechanism):
     return 1e-8 if self.steps <= 256 else 1e-5
 
   def design(self) -> Mapping[str, npt.ArrayLike]:
-    c: Optional[npt.ArrayLike] = self._given
+    c = self._given
     if c is None:
       most = _ITERATIONS
       if self.tolerance == self._usual_tolerance:
         most = min(most, int(_WORK / self.steps**3))
       epoch = self.min_sep if self.max_participations > 1 else None
       c, _ = optimal(self.workload, self.steps, self.objective, self.tolerance, most, epoch)
-    c = np.asarray(c)
     inverse = matrices.invert_lower(c / np.linalg.norm(c, axis=0).max())
     return {'inverse_rows': np.tril(inverse)}
 
@@ -252,12 +251,13 @@ class _Mixed:
     return result / result.sum()
 
 
-def _check(strategy: Optional[npt.ArrayLike], n: int) -> Optional[Tuple[Tuple[float, ...], ...]]:
+def _check(strategy: Optional[npt.ArrayLike], n: int) -> Optional[np.ndarray]:
+  """Returns a copy of a strategy, or None."""
   if strategy is None:
     return None
-  c = np.asarray(strategy, np.float64)
+  c = np.array(strategy, np.float64)
   if (c.shape != (n, n) or not np.all(np.isfinite(c)) or np.any(np.triu(c, 1))
       or np.any(np.diagonal(c) <= 0)):
     raise ValueError(f'`strategy` must be a finite lower-triangular [{n}, {n}] matrix with '
                      f'positive diagonal. Received: shape {c.shape}.')
-  return tuple(map(tuple, c.tolist()))
+  return c
