@@ -147,8 +147,7 @@ def epsilon(
   """Returns an epsilon that the accountant proves at `target_delta`, as small as it can."""
   checks.probability(target_delta=target_delta)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
-  if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
-    _check_drawn(accountant)
+  if _drawn(dp_event, accountant):
     return monte_carlo.epsilon(dp_event, target_delta, epsilon(dp_event.bound, target_delta))
   if accountant == 'rdp' or private_search.selects(dp_event):
     return max(0.0, float(_renyi(dp_event, neighbors).get_epsilon(target_delta)))
@@ -181,8 +180,7 @@ def delta(
   """Returns a delta that the accountant proves at `target_epsilon`, as small as it can."""
   checks.not_negative(target_epsilon=target_epsilon)
   checks.one_of(ACCOUNTANTS, accountant=accountant)
-  if isinstance(dp_event, monte_carlo.MonteCarloDpEvent):
-    _check_drawn(accountant)
+  if _drawn(dp_event, accountant):
     return min(monte_carlo.delta(dp_event, target_epsilon), delta(dp_event.bound, target_epsilon))
   if accountant == 'rdp' or private_search.selects(dp_event):
     return min(1.0, float(_renyi(dp_event, neighbors).get_delta(target_epsilon)))
@@ -214,11 +212,14 @@ def _largest(
   return least
 
 
-def _check_drawn(accountant: str) -> None:
-  if accountant == 'rdp':
+def _drawn(dp_event: dp_accounting.DpEvent, accountant: str) -> bool:
+  """Returns whether draws of the privacy loss account for an event; raises if they may not."""
+  drawn = isinstance(dp_event, monte_carlo.MonteCarloDpEvent)
+  if drawn and accountant == 'rdp':
     raise ValueError('Patterns of participation that are secret are accounted for by draws of the '
                      'privacy loss, not by Renyi differential privacy. Received: '
                      'accountant="rdp". Leave it out.')
+  return drawn
 
 
 def _renyi(dp_event: dp_accounting.DpEvent, neighbors: dp_accounting.NeighboringRelation) -> Any:
@@ -275,8 +276,7 @@ def calibrate(
   if target_epsilon > LARGEST_EPSILON:
     raise ValueError(f'`target_epsilon` must be at most {LARGEST_EPSILON:g}; more than about 10 '
                      f'is no privacy. Received: target_epsilon={target_epsilon}.')
-  if isinstance(event_of(1.0), monte_carlo.MonteCarloDpEvent):
-    _check_drawn(accountant)
+  if _drawn(event_of(1.0), accountant):
     bound_of: Any = lambda sigma: event_of(sigma).bound  # type: ignore[attr-defined]
     return monte_carlo.calibrate(
         event_of, lambda event_: epsilon(event_, target_delta), target_epsilon, target_delta,
