@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import trees
 from tfdp_adaptive.clipping import factors
+from tfdp_adaptive.clipping import protocol
 from tfdp_adaptive.clipping.layers import dense
 from tfdp_adaptive.clipping.layers import registry
 
@@ -152,10 +153,8 @@ def tap(
                                f'Received: training={training}.')
   x = tf.cast(x, layer.compute_dtype)
   if states is None:
-    sizes = tf.nest.flatten(cell.state_size)
-    states = [tf.zeros([tf.shape(x)[0], size], x.dtype) for size in sizes]
-    for state in states:
-      state.set_shape([x.shape[0], None])
+    n, *_ = protocol.sizes(x)
+    states = [tf.zeros([n, size], x.dtype) for size in tf.nest.flatten(cell.state_size)]
   weights = _Weights(cell, x, states[0], training)
   flow = tf.transpose(x, [1, 0, 2])
   if mask is not None:
