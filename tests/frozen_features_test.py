@@ -317,6 +317,19 @@ def test_a_loop_of_ones_own_counts_the_base(way):
     tfdp.join(frozen(), head)
 
 
+def test_a_run_counts_no_data_of_another_fit_with_its_plan():
+  for base in (frozen(private=True), frozen(private=True)):
+    head = tfdp.make_private(keras.Sequential([layers.Input([5]), layers.Dense(2)]))
+    head.compile(tfdp.DPSGD(.1, plan=PLAN), keras.losses.SparseCategoricalCrossentropy(True))
+    head.fit(PLAN.batches(tfdp.features(base, (X, Y))), verbose=0)
+    assert len(head.ledger.entries) == 2
+    head = tfdp.make_private(keras.Sequential([layers.Input([6]), layers.Dense(2)]))
+    head.compile(tfdp.DPSGD(.1, plan=PLAN), keras.losses.SparseCategoricalCrossentropy(True))
+    for x, y, weight in PLAN.batches((X, Y)):
+      head.train_on_batch(x, y, sample_weight=weight)
+    assert len(head.ledger.entries) == 1
+
+
 def test_data_sets_have_features_and_no_data_have_none():
   base = frozen()
   data = tf.data.Dataset.from_tensor_slices((X, Y))

@@ -106,6 +106,12 @@ class Batches(passes.Lazy):
     return [*self._notes(),
             *([] if commitment is None else [sampling_seed.COMMITTED.format(commitment)])]
 
+  @property
+  def element_spec(self) -> Any:
+    if tf.inside_function():  # A step in a graph is traced before the data are read.
+      self.register()
+    return super().element_spec
+
   def register(self) -> None:
     """Has the runs of the plan in this process count the data, in loops of one's own."""
     tags.found_data(self.plan, self.records.source.entries, self._notes())
@@ -150,8 +156,6 @@ class Batches(passes.Lazy):
 
   def make(self) -> tf.data.Dataset:
     *data, weight = self.signature
-    if not self.beside:  # `fit` knows its data.
-      self.register()
     if self.views is not None or self.beside:
       views = [] if self.views is None else [self.views.count]
       weight = tags.Tagged(weight, tf.TensorSpec(views, tf.int32))
@@ -168,6 +172,8 @@ class Batches(passes.Lazy):
 
   def _generate(self) -> Iterator[Any]:
     start = self.first
+    if not self.beside:  # `fit` knows its data.
+      self.register()
     for step, drawn in enumerate(self.draw(start), start):
       if self.log is not None:
         self.log.add(step, self.records, drawn)
