@@ -141,6 +141,7 @@ class Privatizer:
         raise ValueError('This rule releases a statistic WITHOUT noise and has no privacy '
                          'guarantee. Pass allow_non_private=True if that is what you want.')
     self.specs = trees.map(trees.wide_spec, specs)
+    self._dtype = trees.dtype_of(self.specs)
     self._release_specs = tuple(self._specs_of(ask) for ask in self._asks)
     self._side_noises = tuple(map(self._side_noise, self._asks))
     self._check_range()
@@ -150,7 +151,7 @@ class Privatizer:
   def _specs_of(self, ask: contract.Ask) -> trees.Tree:
     """Returns the specs of the mean, the second statistic and the side query of an ask."""
     return (self.specs, ask.second.specs(self.specs) if ask.second else (),
-            tf.TensorSpec([ask.side_query.size], self._dtype()) if ask.side_query else ())
+            tf.TensorSpec([ask.side_query.size], self._dtype) if ask.side_query else ())
 
   def _side_noise(self, ask: contract.Ask) -> Tuple[float, float]:
     """Returns `(factor on the noise of the other sums, std of the side mean)` at sigma = 1."""
@@ -172,7 +173,7 @@ class Privatizer:
 
   def _check_range(self) -> None:
     """Raises if the dtype cannot represent a clip norm, or a variance of noise."""
-    clip, dtype = np.float64(self._l2_norm_clip), self._dtype()
+    clip, dtype = np.float64(self._l2_norm_clip), self._dtype
     units, stddevs = [clip], []
     with np.errstate(all='ignore'):
       for ask, side_noise in zip(self._asks, self._side_noises):
@@ -200,7 +201,7 @@ class Privatizer:
 
   def resolve(self, queries: contract.Queries) -> Tuple[tf.Tensor, ...]:
     """Returns the absolute clip norm of every query, [] each, in scaled units."""
-    return tuple(self._l2_norm_clip * tf.cast(query.relative_clip, self._dtype())
+    return tuple(self._l2_norm_clip * tf.cast(query.relative_clip, self._dtype)
                  for query in queries)
 
   def release(
@@ -228,7 +229,7 @@ class Privatizer:
     is_open = noise_lib.within(state.row, self.steps)
     with tf.control_dependencies(tf.nest.flatten([one.total for one in sums])):
       vectors, variance, state = self._noise.draw(state, self._release_specs)
-    return Drawn(vectors, tf.cast(variance, self._dtype()), is_open), state
+    return Drawn(vectors, tf.cast(variance, self._dtype), is_open), state
 
   def combine(
       self, secret: Tuple[trees.Tree, ...], queries: contract.Queries,
@@ -239,7 +240,7 @@ class Privatizer:
       raise ValueError('`queries` and `sums` must have one entry per ask. '
                        f'Received: {len(self._asks)} asks, {len(queries)} queries, '
                        f'{len(sums)} sums.')
-    dtype = self._dtype()
+    dtype = self._dtype
     rows = noise_lib.unflatten(drawn.vectors, self._release_specs)
     shares = [tf.cast(query.share, dtype) for query in queries]
     shares = [tf.where(share > 0, share, 0) for share in shares]
@@ -273,9 +274,6 @@ class Privatizer:
     divisor, zero = trees.scalar(self.batch_size, specs), trees.scalar(0, specs)
     return trees.map(lambda t: tf.where(allowed, t / divisor[t.dtype], zero[t.dtype]),
                      _as_specs(total, specs))
-
-  def _dtype(self) -> tf.DType:
-    return tf.nest.flatten(self.specs)[0].dtype
 
 
 def _noised(
