@@ -67,7 +67,8 @@ def mean_of_squares(share: float = 0.5) -> contract.Statistic:
     second = (math.sqrt(2.0) if adjacency == 'replace' else 1.0) / batch_size
     return _split(share, relative, second, clip_norm)
 
-  return contract.Statistic(True, _measure_mean_of_squares, stddevs)
+  return contract.Statistic(
+      True, lambda mean, square, clip_norm, secret: (square, secret), stddevs)
 
 
 def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
@@ -87,7 +88,8 @@ def joint_mean_of_squares(relative_lambda: float = 0.5) -> contract.Statistic:
              else math.sqrt(1 + relative_lambda)) / batch_size
     return joint * clip_norm, joint / math.sqrt(relative_lambda) * clip_norm**2
 
-  return contract.Statistic(True, _measure_mean_of_squares, stddevs)
+  return contract.Statistic(
+      True, lambda mean, square, clip_norm, secret: (square, secret), stddevs)
 
 
 def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
@@ -109,16 +111,12 @@ def joint_square_of_mean(relative_lambda: float = 0.5) -> contract.Statistic:
 def clean_mean() -> contract.Statistic:
   """Returns the mean itself, WITHOUT noise and without any privacy."""
 
-  def measure(
-      mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
-      secret: trees.Tree) -> Tuple[trees.Tree, trees.Tree]:
-    del square, clip_norm
-    return mean, secret
-
   def stddevs(clip_norm: trees.Scalar, batch_size: float, adjacency: str) -> contract.Stddevs:
     return contract.mean_sensitivity(clip_norm, batch_size, adjacency), 0.0
 
-  return contract.Statistic(False, measure, stddevs, amplifiable=False, private=False)
+  return contract.Statistic(
+      False, lambda mean, square, clip_norm, secret: (mean, secret), stddevs, amplifiable=False,
+      private=False)
 
 
 def joint_sensitivity(distance: float, relative_lambda: float) -> float:
@@ -150,13 +148,6 @@ def _measure_square_of_mean(
       tf.ones_like(norm), tf.math.divide_no_nan(tf.cast(clip_norm, norm.dtype), norm))
   shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink))
   return trees.map(lambda x: tf.square(tf.cast(shrink, x.dtype) * x), mean), secret
-
-
-def _measure_mean_of_squares(
-    mean: trees.Tree, square: trees.Tree, clip_norm: trees.Scalar,
-    secret: trees.Tree) -> Tuple[trees.Tree, trees.Tree]:
-  del mean, clip_norm
-  return square, secret
 
 
 def _split(
