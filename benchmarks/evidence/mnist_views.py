@@ -9,7 +9,7 @@ has 14,040 steps, rate .15 and noise multiplier 1.1. A run here has --steps step
 that these steps need. A view is the image, moved by up to two pixels each way by
 `RandomTranslation`; 0 views are the image as it is. All runs of a seed start from the same weights.
 Accuracy is on the 10,000 test images, or with --held on 5,000 training images that do not train. A
-line is printed after every 78 steps, so a run that is killed leaves those it has done.
+line is printed after --every steps, so a run that is killed leaves those it has done.
 """
 
 import argparse
@@ -26,15 +26,14 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 
-EVERY = 78  # Steps between two lines, a third of an epoch.
-
 
 def main() -> None:
   parser = argparse.ArgumentParser(
       description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--data', default='../shared/data', help='folder with load.py')
   parser.add_argument('--views', type=int, nargs='+', default=[0, 1, 4, 16])
-  parser.add_argument('--steps', type=int, default=468, help='instead of 14,040; times 78')
+  parser.add_argument('--steps', type=int, default=468, help='instead of 14,040')
+  parser.add_argument('--every', type=int, default=78, help='steps between lines; divides --steps')
   parser.add_argument('--rate', type=float, default=.15)
   parser.add_argument('--seeds', type=int, nargs='+', default=[0])
   parser.add_argument('--held', action='store_true', help='judge by 5,000 training images')
@@ -65,10 +64,11 @@ def main() -> None:
                     tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                     metrics=['accuracy'], views=max(views, 1))
       seconds, batches = 0.0, plan.batches(train)
-      for done in range(EVERY, options.steps + 1, EVERY):
+      for part in range(options.steps // options.every):
+        done = (part + 1) * options.every
         begun = time.process_time()
-        model.fit(batches, epochs=done // EVERY, initial_epoch=done // EVERY - 1,
-                  steps_per_epoch=EVERY, verbose=0)
+        model.fit(batches, epochs=part + 1, initial_epoch=part, steps_per_epoch=options.every,
+                  verbose=0)
         seconds += time.process_time() - begun
         loss, accuracy = model.evaluate(*test, batch_size=500, verbose=0)
         print(f'views {views:2}  seed {seed}  rate {options.rate:g}  noise '
