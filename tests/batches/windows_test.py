@@ -41,6 +41,23 @@ def test_windows_of_keras_are_recognized():
         data)
 
 
+@pytest.mark.parametrize('size, step', [(300, 1), (20_000, 3)])
+def test_in_any_order(size, step):
+  x = RNG.permutation(cut(step, 24, RNG.normal(size=size)))
+  with pytest.warns(tfdp.Caution, match='overlapping windows'):
+    plan(population_size=len(x)).batches((x, x[:, 0]))
+
+
+@pytest.mark.parametrize('x', [
+    RNG.normal(size=(3_000, 24)), RNG.integers(0, 2, (3_000, 12)), RNG.integers(0, 2, (3_000, 24)),
+    RNG.integers(0, 2, (64, 12)), RNG.integers(0, 9, (3_000, 6)) / 1.0,
+    RNG.random((3_000, 30)) < .02], ids=lambda x: f'{x.shape} {x.dtype}')
+def test_chance_is_no_window(x):
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    plan(population_size=len(x)).batches((x, np.arange(len(x))))
+
+
 @pytest.mark.parametrize('step, found', [(1, True), (2, True), (3, True), (5, False), (6, False)])
 def test_by_steps(step, found):
   assert checked_source.overlapping([cut(step)]) == found

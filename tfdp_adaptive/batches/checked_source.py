@@ -20,7 +20,9 @@ _SHARE, _FEW = 0.05, 32  # More copies than that share, and than a few, are warn
 _SAMPLED = 64  # Records that are read first: so many neighbors, and so many apart.
 _BYTES = 1 << 16  # Larger arrays of a record are sampled.
 _MOST = 1 << 20  # Records that are remembered.
-_LONGEST_MOVE = 16  # Steps by which neighboring windows are moved.
+_LONGEST_MOVE = 16  # Steps by which windows are moved.
+_MOST_WINDOWS, _WINDOW_BYTES = 4096, 1 << 24  # Of records that are compared in any order.
+_CHANCE = 16  # So many records may be another one moved.
 _COPIES = (
     f'More than {_SHARE:.0%} of the records are exact copies of others. If a person gave several '
     'of them, the guarantee for one record does not cover that person.')
@@ -28,8 +30,8 @@ _REMOVE_COPIES = (
     'Remove copies (weight records by `sample_weight` instead of repeating them), or protect '
     'users: `unit="user"`.')
 _WINDOWS = (
-    'Most records repeat values of their predecessor, as overlapping windows of a series do. '
-    'The guarantee for one record does not cover a value that is in many of them.')
+    'Many records repeat values of others, some steps earlier, as overlapping windows of a series '
+    'do. The guarantee for one record does not cover a value that is in many of them.')
 _CUT_WINDOWS = (
     'Cut the series into windows that do not overlap; or protect whole series, by a plan with '
     "`unit='user'` and `plan.batches(data, users=ids_of_series, examples_per_user=m)`.")
@@ -73,7 +75,10 @@ class CheckedSource(sources.Source):
           np.arange(min(_SAMPLED, count)),
           np.linspace(0, count - 1, min(count, _SAMPLED)).astype(np.int64)])))
       if self._counts:
-        self._overlaps = overlapping(sources.leaves(self.take(np.arange(min(_SAMPLED, count)))))
+        first = sources.leaves(self.take(np.arange(min(_SAMPLED, count))))
+        most = _WINDOW_BYTES * len(first[0]) // max(1, sum(part.nbytes for part in first))
+        some = np.random.default_rng(0).permutation(count)[:min(most, _MOST_WINDOWS)]
+        self._overlaps = overlapping(first) or overlapping(sources.leaves(self.take(some)))
     if self.many:
       errors.caution(f'{_COPIES} {_REMOVE_COPIES}')
     if self._overlaps:
@@ -124,7 +129,7 @@ def _digests(arrays: List[np.ndarray]) -> Iterator[bytes]:
 
 
 def overlapping(arrays: Sequence[np.ndarray]) -> bool:
-  """Whether most records [n, length, ...] are their predecessor, moved by some steps.
+  """Whether many records [n, length, ...] are another one of them, moved by some steps.
 
   Examples:
     >>> series = np.sin(np.arange(20.0))
@@ -138,12 +143,12 @@ def overlapping(arrays: Sequence[np.ndarray]) -> bool:
 
 def _moved(array: np.ndarray) -> bool:
   rows = array.reshape(*array.shape[:2], math.prod(array.shape[2:]))
-  length = rows.shape[1]
   least = 2 if array.dtype.kind == 'f' else 4  # Few integers are alike by chance.
-  for steps in range(1, min(_LONGEST_MOVE, length - least) + 1):
-    before, after = rows[:-1, steps:], rows[1:, :-steps]
-    varied = (before != before[:, :1]).any((1, 2))
-    same = (before == after).all((1, 2)) & varied
-    if len(same) > 1 and 2 * same.sum() > len(same):
-      return True
-  return False
+  found = 0
+  for steps in range(1, min(_LONGEST_MOVE, rows.shape[1] - least) + 1):
+    varied = (rows[:, steps:] != rows[:, steps:steps + 1]).any((1, 2))
+    begins = {row[:-steps].tobytes() for row in rows}
+    same = sum(row[steps:].tobytes() in begins for row in rows[varied])
+    # Where k records begin alike, about 2k are alike by chance when they are moved.
+    found += max(0, same - 6 * (1 + len(rows) - len(begins)))
+  return found > max(_CHANCE, _SHARE * len(rows))
