@@ -320,6 +320,7 @@ PUBLIC = {
     ('sources.py', 'len(sizes)'): 'number of different lengths, at most that of arrays',
     ('sources.py', 'size'): 'batch size that the user wrote',
     ('sources.py', 'len(shape)'): 'number of axes',
+    ('sources.py', 'len(shared)'): 'public examples, for whoever has them and the data',
     ('users.py', 'sizes'): 'sizes that the user wrote',
     ('sources.py', 'user'): 'name of a column', ('tuning.py', 'values'): 'settings',
     ('sources.py', 'error'): 'an error of SQLite when it opens a file',

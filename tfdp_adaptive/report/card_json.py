@@ -62,8 +62,8 @@ def read(path: Union[str, os.PathLike]) -> card_lib.Card:
     with open(path, encoding='utf-8') as file:
       text = file.read(LARGEST + 1)
   except (OSError, UnicodeDecodeError) as error:
-    raise UnreadableCard(f'{path} must be a card, which `tfdp card MODEL --out FOLDER` writes. '
-                         f'Received: {getattr(error, "strerror", error)}.') from error
+    raise UnreadableCard(f'{path} must be a card in UTF-8, which `tfdp card MODEL --out FOLDER` '
+                         f'writes. Received: {getattr(error, "strerror", error)}.') from error
   if len(text) > LARGEST:
     raise UnreadableCard(f'{path} must be a card, of at most {LARGEST >> 20} MiB. Received: more.')
   return from_json(text)
