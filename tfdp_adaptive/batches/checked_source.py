@@ -77,7 +77,8 @@ class CheckedSource(sources.Source):
       if self._counts:
         first = sources.leaves(self.take(np.arange(min(_SAMPLED, count))))
         most = _WINDOW_BYTES * len(first[0]) // max(1, sum(part.nbytes for part in first))
-        some = np.random.default_rng(0).permutation(count)[:min(most, _MOST_WINDOWS)]
+        most = min(most, _MOST_WINDOWS, count)
+        some = np.random.default_rng(0).choice(count, most, replace=False)
         self._overlaps = overlapping(first) or overlapping(sources.leaves(self.take(some)))
     if self.many:
       errors.caution(f'{_COPIES} {_REMOVE_COPIES}')
