@@ -372,10 +372,10 @@ _BY_FILE = {
     ],
     'tfdp_adaptive/privacy/plan_checks.py': [
         ('amplified twice on one batch',
-         'run_of(other.run) in entry.shared or run_of(entry.run) in other.shared', 'False',
+         'run_of(other) in entry.shared or run_of(entry) in other.shared', 'False',
          'Both runs have one sample.', _RESTORED),
         ('copies that draw anew', 'or committed(entry) & committed(other)', 'or False',
-         'Copies of a run draw its batches again.', _SILO),
+         'Copies of a run draw its batches again.', _LEDGER),
         ('seeds that draw anew', 'or entry.has_seed and other.has_seed and entry.amplified and',
          'or False and', 'Both runs have one sample.', _LEDGER),
         ('bins of one data set', 'tags.coefficients(other.plan) == tags.coefficients(plan)',

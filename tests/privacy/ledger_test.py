@@ -16,6 +16,7 @@ from tfdp_adaptive.accounting import cost
 from tfdp_adaptive.accounting import gaussian
 from tfdp_adaptive.accounting import private_search
 from tfdp_adaptive.accounting import sampling
+from tfdp_adaptive.batches import sampling_seed
 from tfdp_adaptive.privacy import ledger as ledger_lib
 from tfdp_adaptive.report import card_checks
 from tfdp_adaptive.report import card_page
@@ -296,6 +297,16 @@ def test_runs_with_fixed_seeds_may_share_their_batches():
   release = make_plan(batch_size=1000, steps=1, seed=3, sampling=sampling.FixedOrder())
   assert make_ledger(release, seeded).epsilon() == make_ledger(
       dataclasses.replace(release, seed=None), make_plan()).epsilon()
+
+
+def test_runs_with_one_file_of_coins_share_their_batches():
+  seed = sampling_seed.COMMITTED.format
+  with_coins = lambda *digests: tfdp.Ledger(tuple(
+      dataclasses.replace(entry, notes=(seed(digest),))
+      for entry, digest in zip(make_ledger(*[make_plan()] * len(digests)).entries, digests)))
+  other, same = with_coins('a', 'b'), with_coins('a', 'a')
+  assert other.epsilon() == make_ledger(make_plan(), make_plan()).epsilon()
+  assert same.epsilon() == pytest.approx(make_ledger(FIXED_SEED_EACH_STEP).epsilon(), rel=1e-4)
 
 
 def test_json_round_trip():

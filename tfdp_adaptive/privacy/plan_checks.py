@@ -171,14 +171,13 @@ def shares_bins(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bo
 def shares_batches(entry: entry_lib.Entry, others: Sequence[entry_lib.Entry]) -> bool:
   """Returns whether another run of a ledger may have taken steps on the batches of a run.
 
-  Runs with a fixed seed may have the same one, which draws the same records at every step. Copies
-  of a run that went on with copies of one file of coins draw them, too.
+  Runs with a fixed seed may have the same one, which draws the same records at every step. Runs
+  with copies of one file of coins draw them, too.
   """
-  run_of = lambda run: run.split('.')[0]
-  line = lambda one: {run_of(run) for run, _ in ((one.run, 0), *one.resumed)}
+  run_of = lambda one: one.run.split('.')[0]
   committed = lambda one: {note for note in one.notes if note.startswith(_COMMITTED)}
-  return any(run_of(other.run) in entry.shared or run_of(entry.run) in other.shared
-             or committed(entry) & committed(other) and line(entry) & line(other)
+  return any(run_of(other) in entry.shared or run_of(entry) in other.shared
+             or committed(entry) & committed(other)
              or entry.has_seed and other.has_seed and entry.amplified and other.amplified
              for other in others)
 
