@@ -71,6 +71,12 @@ def unflatten(vector: tf.Tensor, tree: Tree) -> Tree:
       tree, [tf.reshape(part, leaf.shape) for part, leaf in zip(parts, leaves)])
 
 
+def scaled(weights: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+  """Multiplies weights [n, ...] by a factor that may have more axes behind those of the weights."""
+  more = [1] * (factor.shape.rank - weights.shape.rank)
+  return tf.reshape(weights, tf.concat([tf.shape(weights), more], 0)) * factor
+
+
 def dtype_of(specs: Tree) -> tf.DType:
   """Returns the dtype of the first leaf, for scalars that are used with a tree."""
   leaves = tf.nest.flatten(specs)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdp_adaptive as tfdp
 from tfdp_adaptive import compat
-from tfdp_adaptive.keras import private
+from tfdp_adaptive import trees
 
 keras = compat.keras
 PLAN = tfdp.PrivacyPlan(
@@ -20,7 +20,7 @@ PLAN = tfdp.PrivacyPlan(
 
 def test_a_weight_of_an_example_multiplies_those_of_its_tokens():
   factor = tf.constant([[1.0, 0.25], [0.0, 3.0], [1.0, 1.0]])
-  plain = private.scaled(tf.constant([2.0, 1.0, 1.0]), factor)
+  plain = trees.scaled(tf.constant([2.0, 1.0, 1.0]), factor)
   np.testing.assert_array_equal(plain, [[2, 0.5], [0, 3], [1, 1]])
 
 
@@ -121,3 +121,15 @@ def test_a_classifier_takes_strings_and_labels(preset):
   np.testing.assert_array_equal(model.predict_on_batch(list(TEXTS)).argmax(1), guesses)
   with pytest.raises(NotImplementedError, match='save_to_preset'):
     model.get_config()
+
+
+def test_a_task_without_preprocessor_is_validated_on_what_it_was_given():
+  kind = type('Task', (keras.Model,), {'__module__': 'keras_hub.mine', 'preprocessor': None})
+  entry = keras.Input([3])
+  model = tfdp.make_private(kind(entry, keras.layers.Dense(1)(entry)))
+  plan = dataclasses.replace(PLAN, steps=1)
+  model.compile(tfdp.DPSGD(0.0, plan=plan), loss='mse')
+  x, y = np.ones([32, 3], np.float32), np.full([32, 1], 5.0, np.float32)
+  history = model.fit(plan.batches((x, y)), validation_data=(x, y), verbose=0).history
+  np.testing.assert_allclose(
+      history['val_loss'], np.mean((model.predict(x, verbose=0) - y)**2), rtol=1e-5)

@@ -170,15 +170,9 @@ def _times_masks(weights: Sequence[Any], masks: Sequence[Any]) -> List[Any]:
   """Returns float32 weights of each output times its mask, or None where there is neither."""
   products: List[Any] = []
   for weight, mask in zip(weights, masks):
-    factors = [tf.cast(one, tf.float32) for one in (weight, mask)
-               if one is not None and not trees.absent(one)]
-    rank = max([one.shape.rank for one in factors], default=0)
-    product: Optional[tf.Tensor] = None
-    for one in factors:
-      wide = tf.reshape(one, tf.concat(
-          [tf.shape(one), tf.ones([rank - one.shape.rank], tf.int32)], 0))
-      product = wide if product is None else product * wide
-    products.append(product)
+    factors = sorted((tf.cast(one, tf.float32) for one in (weight, mask)
+                      if one is not None and not trees.absent(one)), key=lambda t: t.shape.rank)
+    products.append(functools.reduce(trees.scaled, factors) if factors else None)
   return products
 
 

@@ -131,10 +131,10 @@ class DPTask(DPFunctional):
       return super().train_on_batch(x, y, sample_weight, **kwargs)
 
   def _held_out(self, data: trees.Tree) -> Any:
-    if data is None or isinstance(data, tf.data.Dataset):
-      return data if data is None else self._prepared(data, None, {})[0]
-    return self._prepared(data[0], data[1] if len(data) > 1 else None,
-                          dict(sample_weight=data[2]) if len(data) > 2 else {})[0]
+    if data is None or self.task.preprocessor is None:
+      return data
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    return self._prepared(x, y, dict(sample_weight=sample_weight))[0]
 
   def _prepared(self, x: trees.Tree, y: trees.Tree, kwargs: Dict[str, Any],
                 preprocess: Optional[Callable[..., Any]] = None) -> Tuple[Any, Any]:
@@ -171,14 +171,8 @@ class DPTask(DPFunctional):
     x, y, own = keras.utils.unpack_x_y_sample_weight(self.task.preprocess_samples(x, y))
     if own is not None:
       own = tf.cast(own, tf.float32)
-      sample_weight = own if sample_weight is None else scaled(sample_weight, own)
+      sample_weight = own if sample_weight is None else trees.scaled(sample_weight, own)
     return x, y, sample_weight
-
-
-def scaled(weights: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  """Multiplies weights [n] by a factor [n, ...]."""
-  more = [1] * (factor.shape.rank - weights.shape.rank)
-  return tf.reshape(weights, tf.concat([tf.shape(weights), more], 0)) * factor
 
 
 def is_task(model: compat.Model) -> bool:
