@@ -118,18 +118,11 @@ def _mixes(layer: compat.Layer) -> bool:
 
 def _refuse_hidden(model: compat.Model) -> None:
   """Refuses layers that a layer-by-layer copy cannot replace."""
-  reached: Set[int] = set()
-
-  def visit(one: compat.Model) -> None:
-    for layer in one.layers:
-      reached.add(id(layer))
-      if _is_container(layer):
-        visit(layer)
-
-  if _is_container(model):
-    visit(model)
+  reached = [model]
+  for one in reached:
+    reached += one.layers if _is_container(one) else []
   hidden = [layer.name for layer in model._flatten_layers()
-            if _mixes(layer) and id(layer) not in reached]
+            if _mixes(layer) and all(layer is not one for one in reached)]
   if hidden or not _is_container(model):
     raise errors.PrivacyError(
         'Only layers of Sequential and functional models can be replaced. Received: '

@@ -346,19 +346,15 @@ class DPModel(_Mixin):
 
   def weight_penalty(self) -> Any:
     """Returns the sum of the losses on the weights alone, which `fit` reports as part of `loss`."""
-    penalties = () if self.leaves_out_penalties else compat.weight_regularization(self)
-    return tf.add_n(list(penalties)) if penalties else 0.0
+    penalties = [] if self.leaves_out_penalties else compat.weight_regularization(self)
+    return tf.add_n(penalties) if penalties else 0.0
 
   def regularization_gradients(self) -> Optional[List[tf.Tensor]]:
     """Gradients of the weight-only losses, or None."""
-    if self.leaves_out_penalties:
-      return None
     with tf.GradientTape() as tape:
-      penalties = compat.weight_regularization(self)
-      if not penalties:
-        return None
-      total = tf.add_n(penalties)
-    return materialized.dense_gradients(tape, total, self.trainable_variables)
+      total = DPModel.weight_penalty(self)  # A subclass may report another one.
+    return materialized.dense_gradients(
+        tape, total, self.trainable_variables) if tf.is_tensor(total) else None
 
 
 @contextlib.contextmanager

@@ -225,12 +225,8 @@ def check_batch(
           'without targets, as of `plan.batches(x)`.')
     drawn, *checks = _is_drawn(optimizer.plan, tag, batch.mask, noise.row)
     mask = batch.mask & drawn
-  elif optimizer.plan is not None:  # The caller's word, whatever sizes it means.
-    checks, mask = [], batch.mask
-  else:
-    size = tf.reduce_sum(tf.cast(batch.mask, tf.float32))
-    exact = trees.absent(batch.sample_weight)
-    checks = check_size(optimizer, size, batch.mask.shape[0] if exact else None, exact)
+  else:  # With a plan it is the caller's word, whatever sizes it means.
+    checks = [] if optimizer.plan is not None else _check_size(optimizer, batch)
     mask = batch.mask
   with tf.control_dependencies([check for check in checks if check is not None]):
     mask, key, row = (tf.identity(t) for t in (mask, noise.key, noise.row))
@@ -253,28 +249,23 @@ def _is_drawn(plan: plan_lib.PrivacyPlan, tag: Optional[tf.Tensor], used: tf.Ten
       'of other coins than those of another worker'))
 
 
-def check_size(
-    optimizer: optimizer_lib.DPOptimizer, size: tf.Tensor, static: Optional[int],
-    exact: bool = True) -> List[Any]:
-  """Assertions that a batch has the declared size, where sizes are fixed.
+def _check_size(optimizer: optimizer_lib.DPOptimizer, batch: interface.Batch) -> List[Any]:
+  """Returns assertions that a batch has the declared size, where sizes are fixed.
 
-  Args:
-    optimizer: A `DPOptimizer`.
-    size: [] number of examples of this replica's part.
-    static: The same, where it is known without running.
-    exact: Whether fewer examples are wrong, too: rows of weight zero are no records.
+  Fewer examples are wrong, too, unless there are weights: rows of weight zero are no records.
   """
-  if optimizer.adjacency == 'add_remove' or optimizer.own_sampler is not None:
+  if optimizer.adjacency == 'add_remove':
     return []
+  exact, static = trees.absent(batch.sample_weight), batch.mask.shape[0]
   message = (
       f'Batches must have exactly batch_size={optimizer.batch_size} examples under '
       f'{optimizer.adjacency} adjacency. Received: {{}} examples. Drop the remainder, feed '
       "`plan.batches(data)`, or use Poisson sampling with adjacency='add_remove'.")
-  if static is not None and not compat.has_replicas():
+  if exact and static is not None and not compat.has_replicas():
     if static != optimizer.batch_size:
       raise errors.PrivacyError(message.format(static))
     return []
-  size = compat.sum_over_replicas(tf.cast(size, tf.float32))
+  size = compat.sum_over_replicas(tf.reduce_sum(tf.cast(batch.mask, tf.float32)))
   fits = size == optimizer.batch_size if exact else size <= optimizer.batch_size
   return [trees.insist(fits, message.format('other' if exact else 'more'), size)]
 
