@@ -89,6 +89,34 @@ def test_a_head_on_features_and_the_whole_model_have_the_ledger_of_the_base(tmp_
     assert again.ledger.epsilon(1e-3) == pytest.approx(both)
 
 
+class Hiding(keras.Model):
+  """Calls a model that Keras does not see inside."""
+
+  def __init__(self, inner):
+    super().__init__()
+    self.inner = lambda x: inner(x)
+
+  def call(self, inputs):
+    return self.inner(inputs)
+
+
+def in_a_lambda(inner):
+  return keras.Sequential(
+      [layers.Input([6]), layers.Lambda(lambda x: inner(x), output_shape=(5,))])
+
+
+@pytest.mark.parametrize('around', [
+    in_a_lambda, Hiding, lambda inner: lambda x: inner.predict(x, verbose=0),
+    lambda inner: inner.predict, lambda inner: tf.function(lambda x: inner(x))])
+def test_features_have_the_ledger_of_a_base_inside_a_function(around):
+  inner = frozen(private=True)
+  base = around(inner)
+  if compat.is_model(base):
+    base(X)
+    base.trainable = False
+  assert tfdp.features(base, (X, Y), name='base 1').ledger == inner.ledger
+
+
 @pytest.mark.parametrize('parts', [False, True])
 def test_features_of_features_have_the_ledger_of_both_bases(parts):
   base = frozen(private=True)

@@ -109,12 +109,13 @@ def features(
     if not base.built:
       raise ValueError('`base` must be built. Received: a model that is not. Call it once.')
     digest = _digest_of_model(base)
-    run = _checked_model(base, inputs, views)
-    entries = weight_ledger.Ledger.of(base).ledger().entries
+    run, checked = _checked_model(base, inputs, views)
+    entries = weight_ledger.Ledger.of(checked).ledger().entries
   elif callable(base):
     checks.require(isinstance(name, str) and name, 'tell the function and its version, for the '
                    'cache and for `tfdp.join`', name=name)
-    digest, entries = f'function {name}', ()
+    digest = f'function {name}'
+    entries = weight_ledger.Ledger(weight_ledger.held_by(base)).ledger().entries
     run = _checked_function(base, inputs, views)
   else:
     raise ValueError('`base` must be a built Keras model or a function of NumPy. Received: '
@@ -176,8 +177,8 @@ class FrozenBase(compat.keras.Model):  # type: ignore[misc, name-defined]
 
 
 def _checked_model(base: compat.Model, inputs: sources.Source,
-                   views: Optional[int]) -> Callable[[Any], np.ndarray]:
-  """Returns the function of a base that keeps its records apart, or raises."""
+                   views: Optional[int]) -> Tuple[Callable[[Any], np.ndarray], FrozenBase]:
+  """Returns the function of a base that keeps its records apart, and the base, or raises."""
   trained = [compat.describe(v) for v in base.trainable_variables]
   if trained:
     raise errors.PrivacyError(
@@ -201,7 +202,7 @@ def _checked_model(base: compat.Model, inputs: sources.Source,
   checked = FrozenBase(base, bool(views))
   validation.build(checked, specs)
   validation.validate_model(checked, specs)
-  return lambda x: traced(tf.nest.map_structure(tf.convert_to_tensor, x)).numpy()
+  return lambda x: traced(tf.nest.map_structure(tf.convert_to_tensor, x)).numpy(), checked
 
 
 def _checked_function(

@@ -41,7 +41,7 @@ def least_squares(
     ridge: The share, > 0.
     name: Name of the layer.
     **more: Other arguments of `tfdp.estimates.second_moments`: `target_bound`, `classes`,
-      `share`, `nonnegative`, `adjacency`, `unit`, `population_size`, `seed`.
+      `share`, `adjacency`, `unit`, `population_size`, `seed`.
 
   Returns:
     A built `keras.layers.Dense` without activation. For classes, its largest output is the

@@ -366,7 +366,11 @@ def keeps_the_last(x, y):
     stops='PrivacyError if the function holds arrays, before or after its first call')
 def test_what_mixes_examples_is_refused():
   mixed = lambda x, y: (0.5 * x + 0.5 * X[3], y)
-  for augment in (mixed, keeps_the_last):
+  bank = keras.layers.Embedding(N, D)
+  bank(np.arange(N))
+  bank.set_weights([X])
+  looked_up = lambda x, y: (0.5 * x + 0.5 * np.asarray(bank(np.array(3))), y)
+  for augment in (mixed, keeps_the_last, looked_up):
     with pytest.raises(tfdp.PrivacyError, match=r'holds arrays of shapes \[\((24, )?3'):
       make_plan().batches((X, Y), augment=augment, views=2)
   flip = keras.layers.RandomFlip('horizontal')

@@ -164,6 +164,15 @@ def test_what_a_loss_reads_is_counted():
   assert model.optimizer.epsilon() == pytest.approx(TWICE)
 
 
+def test_what_makes_public_data_is_counted():
+  generator = after(2, base())
+  synthetic = lambda: (np.ones([4, 2], np.float32), np.asarray(generator(np.ones([4, 2]))))
+  model = compiled(base(), tfdp.DPKFC(0.1, plan=PLAN, public_data=synthetic))
+  assert [one.steps for one in model.optimizer.ledger.entries] == [2]
+  after(1, generator)  # Another run, which the next steps read.
+  assert sorted(one.steps for one in model.optimizer.ledger.entries) == [1, 2]
+
+
 def test_a_layer_whose_variables_are_replaced_keeps_its_history():
   model = after(4, base())
   layer = model.layers[0]

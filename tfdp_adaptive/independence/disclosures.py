@@ -52,8 +52,12 @@ class Captured(NamedTuple):
   layers: List[Any]
 
 
-def find(*functions: Any) -> Captured:
+def find(*functions: Any, most: int = _MOST) -> Captured:
   """Returns the objects that functions, methods and callable objects refer to.
+
+  Args:
+    *functions: Them.
+    most: The largest number of objects to visit.
 
   Examples:
     >>> mean, rate = np.float64(0.3), 0.5
@@ -69,10 +73,10 @@ def find(*functions: Any) -> Captured:
     key = (id(one.__self__), id(one.__func__)) if inspect.ismethod(one) else id(one)
     if key in seen:
       continue
-    if len(seen) > _MOST:
+    if len(seen) > most:
       raise errors.PrivacyError(
-          'A loss, penalty, constraint or schedule must refer to few objects, which are searched '
-          f'for private data. Received: one that refers to more than {_MOST}, such as a '
+          'A function must refer to few objects, which are searched for private data and for '
+          f'weights of private runs. Received: one that refers to more than {most}, such as a '
           f'{type(one).__name__}. Write it as a function of its arguments and plain numbers.')
     seen[key] = one  # Kept, so that no other object gets its id.
     if compat.is_variable(one):
@@ -217,7 +221,9 @@ def check(model: compat.Model, held: constants.Held, population_size: Optional[i
 def check_alone(augment: Callable[..., Any]) -> None:
   """Raises `PrivacyError` for a function of one example that holds arrays, perhaps of others."""
   found = find(augment)
-  shapes = [np.shape(one) for one in (*found.arrays, *found.variables) if np.ndim(one)]
+  held = [v for layer in found.layers for v in layer.weights]  # Seeds are none of them.
+  shapes = [tuple(one.shape) for one in (*found.variables, *held) if hasattr(one, 'assign')]
+  shapes = [one for one in (*map(np.shape, found.arrays), *shapes) if one]
   if shapes:
     raise errors.PrivacyError(
         '`augment` must make a view of an example of this example alone. Received: a function that '

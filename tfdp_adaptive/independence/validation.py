@@ -147,7 +147,8 @@ def check_held(model: compat.Model, functions: Sequence[Any],
   """
   constraints = [(v, v.constraint) for v in model.trainable_variables if v.constraint is not None]
   found = disclosures.find(*functions, *compat.penalties(model), *(one for _, one in constraints))
-  read = [v for layer in found.layers for v in compat.built_variables(layer)]
+  read = [*found.variables, *(
+      v for layer in found.layers for v in compat.built_variables(layer))]
   _SEEN[model] = seen(model)._replace(
       variables=(*seen(model).variables, *map(compat.raw_variable, read)))
   if public is None:

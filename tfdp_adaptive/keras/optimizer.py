@@ -176,6 +176,7 @@ class DPOptimizer(compat.GlobalOptimizer):
     if data is not None and self.rule.public is None:
       raise ValueError(f'The rule {self.rule.name} uses no public data. Received: public_data.')
     self.run.reads(getattr(data, 'entries', ()))
+    self.run.held += weight_ledger.held_by(data) if callable(data) else []
     if isinstance(data, tf.data.Dataset):
       arguments.check_public(next(iter(data), None))
       iterator = iter(data.repeat())

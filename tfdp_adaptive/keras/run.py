@@ -37,6 +37,7 @@ class Run(weight_ledger.State):
     records: SECRET digest of some records, by which the next `fit` recognizes them.
     said: What the run's entry in the ledger says so far, besides its plan, rule and steps.
     read: Ledger entries of data, such as features, that were computed before and that steps read.
+    held: Layers and variables that steps read besides.
     stopped: The number of steps that count, if a result decided when to stop.
     earlier: Steps that files tell of.
   """
@@ -56,6 +57,7 @@ class Run(weight_ledger.State):
     self.models: List[Any] = []
     self.records: Optional[str] = None
     self.read: Dict[Any, ledger_lib.Entry] = {}
+    self.held: List[Any] = []
     self.use_ema = use_ema
     self.stopped: Optional[int] = None
     self._id, self.earlier = ledger_lib.new_run(), Earlier(self)
@@ -101,10 +103,11 @@ class Run(weight_ledger.State):
 
   @property
   def variables(self) -> List[Any]:
-    """Returns all weights of the run, frozen or not."""
+    """Returns all weights of the run, frozen or not, and what else has a history."""
     for model in self.models:
       weight_ledger.track(model)
-    return [*self.moved, *(v for model in self.models for v in weight_ledger.places(model))]
+    return [*self.moved, *self.held,
+            *(v for model in self.models for v in weight_ledger.places(model))]
 
   def entries(self, steps: Optional[int] = None) -> List[ledger_lib.Entry]:
     """Returns the entries of the run: branches replaced by older weights, then the current one."""

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
 from tfdp_adaptive.accounting import stopping
+from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.independence import validation
 from tfdp_adaptive.privacy import card as card_lib
 from tfdp_adaptive.privacy import ledger as ledger_lib
@@ -30,6 +31,7 @@ logging.getLogger('tensorflow').addFilter(
 State: Any = tf.train.experimental.PythonState
 NAME = '_tfdp_ledger'  # Name in files and checkpoints.
 _RUNS = '_tfdp_runs'  # On variables and layers.
+_MOST = 10**6  # Objects of a function that are searched: vocabularies are large.
 Run = Any  # The run of an optimizer that may still take steps; see `run`.
 Place = Any  # A variable or layer.
 Store = Any  # Target to which Keras writes the values of a layer or model.
@@ -103,6 +105,12 @@ def places(model: compat.Model) -> List[Any]:
   """Returns everything that can have runs: layers, variables, and variables that layers read."""
   return [*compat.built_variables(model), *validation.seen(model).variables,
           *compat.all_layers(model)]
+
+
+def held_by(function: Any) -> List[Place]:
+  """Returns everything that can have runs to which a function refers."""
+  found = disclosures.find(function, most=_MOST)
+  return [*found.variables, *(place for layer in found.layers for place in places(layer))]
 
 
 def spent(some: Sequence[ledger_lib.Entry]) -> ledger_lib.Ledger:
