@@ -541,7 +541,7 @@ _BY_FILE = {
          _FOUND),
         ('numbers of layers', "if hasattr(layer, 'call') and is_own(layer.call)))",
          'if False))', 'A private mean in a layer is said nowhere.', _FOUND),
-        ('other examples in a view', 'in (*found.arrays, *found.variables) if', 'in () if',
+        ('other examples in a view', 'in (*map(np.shape, found.arrays), *shapes) if', 'in () if',
          'Mixing examples breaks the guarantee.', _VIEWS),
     ],
     'tfdp_adaptive/independence/validation.py': [
@@ -735,8 +735,8 @@ _BY_FILE = {
         ('a resumed run with one clip norm', 'norms = _parts(self.earlier.clip_norms, done',
          'norms = _parts((), done', 'The card states noise that the first steps did not have.',
          _RESTORED),
-        ('frozen layers forgotten', 'return [*self.moved, *(v for model in self.models for v in '
-         'weight_ledger.places(model))]', 'return [*self.moved]',
+        ('frozen layers forgotten', '            *(v for model in self.models for v in '
+         'weight_ledger.places(model))]', '            ]',
          'A head on a frozen base would cost one run.', _EVERYWHERE),
         ('undone branches not counted', 'for branch in range(times)]', 'for branch in range(0)]',
          'Weights that were published and put back would be free.', 'keras/history_test.py'),
