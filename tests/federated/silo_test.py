@@ -113,7 +113,11 @@ def test_weights_that_were_set_before_a_plan_are_told_of_too():
   model.compile(tfdp.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, batch_size=20), 'mse')
   with pytest.warns(tfdp.Caution, match='Silo'):
     model.compile(tfdp.DPSGD(0.1, plan=plan), 'mse')
+  with pytest.warns(tfdp.Caution, match='Silo'):  # As a copy is that had an optimizer.
+    model.optimizer = tfdp.DPSGD(0.1, plan=plan)
+  model.compile(tfdp.DPSGD(0.1, plan=plan), 'mse')
   model.fit(plan.batches((X, Y)), steps_per_epoch=1, verbose=0)
+  assert 'Weights were set by hand' in model.ledger.statement()
   model.set_weights(model.get_weights())  # These have a ledger.
 
 

@@ -121,7 +121,6 @@ class DPModel(_Mixin):
           f'trained the model: {public_penalty!r}.')
     if not compare_first_step:
       self.optimizer.run.note('Gradients of examples were not compared with those of Keras.')
-    self._warn_of_unknown_weights()
 
   def set_weights(self, weights: trees.Tree) -> None:
     """Sets all weights, as in Keras. Warns if a plan then begins with them at zero steps."""
@@ -133,7 +132,6 @@ class DPModel(_Mixin):
     plan = getattr(getattr(self, 'optimizer', None), 'plan', None)
     if plan is None or not getattr(self, '_has_unknown_weights', False) or self.ledger.entries:
       return
-    self._has_unknown_weights = False
     self.optimizer.run.note(_UNKNOWN_WEIGHTS)
     errors.caution(f'{_UNKNOWN_WEIGHTS} {_USE_SILO}')
 
@@ -141,6 +139,7 @@ class DPModel(_Mixin):
     super().__setattr__(name, value)
     if name == 'optimizer' and isinstance(value, optimizer_lib.DPOptimizer):
       value.run.of(self)  # Covers `compile` and assignments.
+      self._warn_of_unknown_weights()
 
   def to_json(self, **kwargs: Any) -> str:
     """Returns the model as JSON. `keras.models.model_from_json` restores a private model."""
