@@ -32,12 +32,9 @@ class NamedOptimizer(optimizer_lib.DPOptimizer):
   def __init_subclass__(cls, **kwargs: object) -> None:
     """Editors see the arguments of `factory`, or those of a subclass' own constructor."""
     super().__init_subclass__(**kwargs)
-    constructor = cls.__init__
-    if constructor.__module__ == __name__ and cls.factory is not None:
-      cls.__signature__ = signatures.signature(
-          cls.factory, optimizer_lib.DPOptimizer.__init__, cls.defaults)
-    else:
-      cls.__signature__ = signatures.without_self(constructor)
+    ours = cls.__init__.__module__ == __name__ and cls.factory is not None
+    cls.__signature__ = signatures.signature(
+        cls.factory, optimizer_lib.DPOptimizer.__init__, cls.defaults) if ours else None
 
   def __init__(self, learning_rate: Any = 0.001, **kwargs: object) -> None:
     names = arguments.parameters(self.factory)

@@ -54,12 +54,6 @@ def check_given(name: str, factory: Callable[..., Any], given: Mapping[str, Any]
     raise ValueError(f'`{name}` has no default for {missing}. ' + ' '.join(texts))
 
 
-def without_self(constructor: Callable[..., Any]) -> inspect.Signature:
-  """Returns the signature of a class that has this constructor."""
-  own = inspect.signature(constructor)
-  return own.replace(parameters=list(own.parameters.values())[1:])
-
-
 def docstring(
     name: str, row: optimizers.Optimizer, base: type, factories: Mapping[str, Any]) -> str:
   """Returns the rule's docstring with the arguments of both, in the format of a Google docstring.
