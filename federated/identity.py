@@ -7,13 +7,14 @@ with the state. No address of an object may get in, since it is new in every pro
 """
 
 import functools
-import hashlib
 import math
 import types
 from typing import Any, Callable, Dict, Iterable, Tuple
 
 import numpy as np
 import tensorflow as tf
+
+from tfdp_adaptive.batches import sources
 
 from . import engines
 
@@ -27,8 +28,9 @@ class NotDescribableError(TypeError):
 
 def of_clients(client_ids: Iterable[engines.Client]) -> Dict[str, Any]:
   """Returns digests of the number, identity and order of clients."""
-  ids = [_client(client_id) for client_id in client_ids]
-  return {'count': len(ids), 'who': _digest(sorted(ids)), 'order': _digest(ids)}
+  ids = np.array([_client(client_id) for client_id in client_ids], object)
+  return {'count': len(ids), 'who': sources.fingerprint(np.sort(ids)),
+          'order': sources.fingerprint(ids)}
 
 
 def of_data(train_data: engines.ClientData) -> Dict[str, Any]:
@@ -120,7 +122,7 @@ def _array(value: Any, name: str) -> Json:
   if array.size == 1 and array.dtype.kind in 'biuf':
     return array.item()
   return {'dtype': str(array.dtype), 'shape': list(array.shape),
-          'sha256': hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}
+          'digest': sources.fingerprint(array)}
 
 
 def _client(client_id: engines.Client) -> str:
@@ -130,14 +132,6 @@ def _client(client_id: engines.Client) -> str:
         '`client_ids` must be texts or whole numbers, so that a saved run knows its clients '
         f'again. Received: {client_id!r}.')
   return f'{type(value).__name__}:{value!r}'
-
-
-def _digest(texts: Iterable[str]) -> str:
-  whole = hashlib.sha256()
-  for text in texts:
-    data = text.encode('utf-8', 'surrogatepass')
-    whole.update(len(data).to_bytes(8, 'big') + data)
-  return whole.hexdigest()
 
 
 def _refusal(name: str, value: object) -> str:
