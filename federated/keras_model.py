@@ -128,9 +128,8 @@ def evaluator(
     return model.report_local_unfinalized_metrics()
 
   def evaluate(weights: server_lib.ModelWeights) -> Dict[str, float]:
-    local_training.assign(
-        tf.nest.flatten([model.trainable_variables, model.non_trainable_variables]),
-        tf.nest.flatten(tuple(weights)))
+    variables = [model.trainable_variables, model.non_trainable_variables]
+    trees.assign(zip(tf.nest.flatten(variables), tf.nest.flatten(tuple(weights))))
     model.reset_metrics()
     return {name: float(value)
             for name, value in local_training.finalized(finalizers, run()).items()}
@@ -158,7 +157,7 @@ def _copied(metric: Metric) -> tf.keras.metrics.Metric:
 
 def _finalizer(metric: tf.keras.metrics.Metric) -> local_training.Finalizer:
   def finalize(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    local_training.assign(metric.variables, values)
+    trees.assign(zip(metric.variables, values))
     return metric.result()
 
   return finalize

@@ -78,8 +78,7 @@ class ModelWeights(NamedTuple):
     """Assigns the weights to a Keras model."""
     for variables, values in ((model.trainable_weights, self.trainable),
                               (model.non_trainable_weights, self.non_trainable)):
-      for variable, value in zip(variables, values):
-        variable.assign(value)
+      trees.assign(zip(variables, values))
 
 
 class State(NamedTuple):

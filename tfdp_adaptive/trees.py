@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees: anything `tf.nest` maps over. `()` stands for "absent", since TFF rejects `None`."""
 
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,6 +41,12 @@ def contents(arrays: Tree) -> Iterator[Tuple[bytes, ...]]:
   parts = [part.astype(widths.get(part.dtype.kind, part.dtype))
            for part in tf.nest.flatten(arrays)]
   return (tuple(content(np.asarray(row)) for row in rows) for rows in zip(*parts))
+
+
+def assign(pairs: Iterable[Tuple[Any, Any]]) -> None:
+  """Assigns values to variables, given as `(variable, value)`."""
+  for variable, value in pairs:
+    variable.assign(value)
 
 
 def zeros(specs: Tree) -> Tree:

@@ -194,8 +194,7 @@ def _restored(build: Build, settings: Settings, plan: plan_lib.PrivacyPlan, x: t
   model = _checked(build, settings, plan)
   if not model.built:
     model(tf.nest.map_structure(lambda t: tf.convert_to_tensor(t[:1]), x), training=False)
-  for variable, value in zip(_values(model), state.weights):
-    variable.assign(value)
+  trees.assign(zip(_values(model), state.weights))
   spent = ledger_lib.Ledger.from_json(state.best['ledger'])
   weight_ledger.Ledger.of(model).attach(spent.entries)
   return model

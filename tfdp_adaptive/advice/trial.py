@@ -107,8 +107,7 @@ class Trial:
       errors.caution(f'What `recommend` tries may not be what the model trains on. {error}')
 
   def restore(self) -> None:
-    for variable, value in self._before:
-      variable.assign(value)
+    trees.assign(self._before)
 
   def norms(self, x: Tree, y: Tree, weights: Weights, rule: str) -> np.ndarray:
     """Returns the norms [n] of the gradients of all examples, in the first units of a rule."""
@@ -169,8 +168,7 @@ class Trial:
     return outputs, self.loss(y, outputs)
 
   def assign(self, weights: Sequence[Tree]) -> None:
-    for variable, value in zip(self.variables, weights):
-      variable.assign(tf.cast(value, variable.dtype))
+    trees.assign((v, tf.cast(value, v.dtype)) for v, value in zip(self.variables, weights))
 
   def _private(self, rule: contract.Rule, mechanism: mechanisms.Mechanism, clip: Scalar = 1.0,
                share: Scalar = 1.0, seed: int = 0) -> private_rule.PrivateRule:

@@ -138,8 +138,7 @@ class _Model(interface.Subject):
       self, tensors: trees.Tree, records: tf.Tensor, weights: tf.Tensor
       ) -> Tuple[contract.Releases, trees.Tree]:
     self._seen = ()
-    for variable, value in zip(self._variables, tensors):
-      variable.assign(value)
+    trees.assign(zip(self._variables, tensors))
     self._model.train_step(self._batch_of(records, weights))
     return self._seen, [tf.convert_to_tensor(v) for v in self._variables]
 
@@ -168,8 +167,7 @@ class _Model(interface.Subject):
       ) -> Dict[str, np.ndarray]:
     if not self._others:
       self.step(state, records, weights)
-    for variable, value in self._others:
-      variable.assign(value)
+    trees.assign(self._others)
     self._fixed.assign(True)
     _, (after, _) = self.step(state, records, weights)
     self._fixed.assign(False)
@@ -183,8 +181,7 @@ class _Model(interface.Subject):
   def restore(self) -> None:
     """Makes the model what it was."""
     self._model.optimizer.run.private = self._unwatched
-    for variable, value in [*zip(self._variables, self._initial), *self._others]:
-      variable.assign(value)
+    trees.assign([*zip(self._variables, self._initial), *self._others])
     self._model.reset_metrics()
 
 

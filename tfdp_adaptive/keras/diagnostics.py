@@ -193,8 +193,7 @@ def _kept(model: compat.Model) -> Iterator[None]:
   weights = [v for v in model.variables if id(v) not in metrics] if own else []
   before = [tf.identity(v) for v in weights]
   yield
-  for weight, value in zip(weights, before):
-    weight.assign(value)
+  trees.assign(zip(weights, before))
 
 
 def _targets(y: trees.Tree, outputs: trees.Tree) -> Any:

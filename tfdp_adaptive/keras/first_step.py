@@ -69,18 +69,13 @@ def check(model: compat.Model, loss: interface.Loss, compiled: Tuple[Any, Any], 
   except _CANNOT:
     return  # Nothing to compare with; the step says itself what it cannot do.
   finally:
-    _restore(state)
-
-
-def _restore(state: State) -> None:
-  for variable, value in state:
-    variable.assign(value)
+    trees.assign(state)
 
 
 def _of_keras(model: compat.Model, compiled: Tuple[Any, Any], batch: interface.Batch,
               together: bool, state: State) -> Results:
   """Returns `(loss, gradient)` of each example, from a forward pass of all or of each alone."""
-  _restore(state)
+  trees.assign(state)
   variables = model.trainable_variables
   with tf.GradientTape(persistent=True) as tape:
     outputs = model(batch.x, training=True) if together else None
@@ -125,7 +120,7 @@ def _of_engine(model: compat.Model, loss: interface.Loss, batch: interface.Batch
   request = interface.Request(
       (contract.Ask(),), (contract.Query(),), (tf.constant(_UNCLIPPED, tf.float32),))
   for i in range(_COUNT):
-    _restore(state)
+    trees.assign(state)
     clipped = engines.ENGINE[decided](
         model, loss, batch._replace(mask=tf.range(_COUNT) == i), request)
     total = _joined(clipped.sums[0].total, model.trainable_variables)

@@ -7,9 +7,8 @@ to the base class, which multiplies by the learning rate and does weight decay
 and averaging.
 """
 
-import contextlib
 import types
-from typing import Any, Dict, FrozenSet, Iterator, Optional, Sequence
+from typing import Any, Dict, FrozenSet, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -279,8 +278,7 @@ class DPOptimizer(compat.GlobalOptimizer):
       return
     noise_std = self.noise_multiplier * contract.mean_sensitivity(
         self.l2_norm_clip, self.batch_size, self.adjacency)
-    size = sum(spec.shape.num_elements() for spec in specs)
-    for message in self.rule.cautions(self.l2_norm_clip, noise_std, size):
+    for message in self.rule.cautions(self.l2_norm_clip, noise_std, trees.size(specs)):
       errors.caution(f'{self.name}: {message}')
 
   def read_state(self) -> private_rule.State:
@@ -318,23 +316,17 @@ class DPOptimizer(compat.GlobalOptimizer):
       direction: A list like them.
       state: The state after the step, for projections.
     """
-    with self._allow_apply():
-      compat.apply_direction(
-          self, [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
-    if self.rule.project is not None:
-      projected = self.rule.project(state.rule, [tf.convert_to_tensor(v) for v in variables])
-      for variable, value in zip(variables, projected):
-        variable.assign(tf.cast(value, variable.dtype))
-
-  # Entry points that take gradients which were not clipped.
-
-  @contextlib.contextmanager
-  def _allow_apply(self) -> Iterator[None]:
     self._applying = True  # Replicas take turns inside: no earlier value is put back.
     try:
-      yield
+      compat.apply_direction(
+          self, [(tf.cast(d, v.dtype), v) for d, v in zip(direction, variables)])
     finally:
       self._applying = False
+    if self.rule.project is not None:
+      projected = self.rule.project(state.rule, [tf.convert_to_tensor(v) for v in variables])
+      trees.assign((v, tf.cast(value, v.dtype)) for v, value in zip(variables, projected))
+
+  # Entry points that take gradients which were not clipped.
 
   def _refuse_gradients(self) -> None:
     if not self._applying:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdp_adaptive import compat
 from tfdp_adaptive import runfolder
+from tfdp_adaptive import trees
 from tfdp_adaptive.accounting import stopping
 from tfdp_adaptive.independence import disclosures
 from tfdp_adaptive.independence import validation
@@ -191,12 +192,10 @@ def _writing(saved: compat.Model, store: Store) -> Iterator[None]:
         type(saved), 'ledger') and not runfolder.may_be_secret() else []  # Sums of private numbers.
     values = [compat.read(v) for v in exact]
     try:
-      for v in exact:
-        v.assign(np.zeros(v.shape))
+      trees.assign((v, np.zeros(v.shape)) for v in exact)
       yield
     finally:
-      for v, value in zip(exact, values):
-        v.assign(value)
+      trees.assign(zip(exact, values))
   if found is not None and found.entries:
     store.make(NAME)['0'] = np.frombuffer(found.to_json().encode(), np.uint8)
 
