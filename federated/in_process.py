@@ -12,7 +12,6 @@ import threading
 import types
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfdp_adaptive import checks
@@ -151,8 +150,7 @@ class _Worker:
       mine = {id(v) for v in tf.nest.flatten(weights)}
       others = [(v, first) for v, first in made if id(v) not in mine]
       train = local_training.loop(
-          model, input_spec, optimizer, process.server, finalizers, others,
-          lambda: _draw_seeds(getattr(model, 'seeds', ())))
+          model, input_spec, optimizer, process.server, finalizers, others)
       spec_of = lambda x: tf.TensorSpec(x.shape, x.dtype)
       self._template = weights, process.server.broadcast(process.server.init(weights))
       self._train = train.get_concrete_function(
@@ -169,10 +167,3 @@ class _Worker:
 
 def _example(spec: tf.TensorSpec) -> tf.Tensor:
   return tf.zeros([1, *spec.shape[1:]], spec.dtype)
-
-
-def _draw_seeds(seeds: Sequence[tf.Variable]) -> None:
-  """Draws seeds, so that the dropout of a client does not depend on the client before it."""
-  for seed in seeds:
-    seed.assign(tf.cast(tf.random.uniform(seed.shape, 0, np.iinfo(np.int32).max, tf.int64),
-                        seed.dtype))

@@ -46,15 +46,15 @@ class FunctionalOptimizer:
             variables: Sequence[tf.Variable]) -> trees.Tree:
     """Moves the variables; returns the next state."""
     state, values = self._optimizer.next(state, tuple(variables), tuple(gradients))
-    assign(variables, values)
+    trees.assign(zip(variables, values))
     return state
 
 
 def loop(
     model: Model, input_spec: trees.Tree, optimizer: FunctionalOptimizer,
     server: server_lib.Server, finalizers: Mapping[str, Finalizer],
-    others: Sequence[Tuple[tf.Variable, tf.Tensor]],
-    begin_client: Callable[[], None]) -> tf.types.experimental.PolymorphicFunction:
+    others: Sequence[Tuple[tf.Variable, tf.Tensor]]
+) -> tf.types.experimental.PolymorphicFunction:
   """Returns `(weights, broadcast, group) -> Answer`, the sum over a group's clients.
 
   Args:
@@ -65,7 +65,6 @@ def loop(
     finalizers: The metric finalizers of the model.
     others: The variables besides the model's weights, and the first values to which they are set
       back before every client.
-    begin_client: Called in the graph before every client.
   """
   trainable = tf.nest.flatten(model.trainable_variables)
   non_trainable = tf.nest.flatten(model.non_trainable_variables)
@@ -87,10 +86,9 @@ def loop(
 
   def client(weights: server_lib.ModelWeights, broadcast: private_rule.Broadcast,
              group: groups.Group, index: tf.Tensor) -> server_lib.Answer:
-    assign([*trainable, *non_trainable], tf.nest.flatten(weights))
-    for variable, first in others:
-      variable.assign(first)
-    begin_client()
+    trees.assign(zip([*trainable, *non_trainable], tf.nest.flatten(weights)))
+    trees.assign(others)
+    _draw_seeds(getattr(model, 'seeds', ()))
     start, end = _bounds(group.client_ends, index)
     tf.while_loop(
         lambda batch, _: batch < end, lambda batch, state: step(group, batch, state),
@@ -173,17 +171,14 @@ def _bounds(ends: tf.Tensor, index: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
   return tf.where(index > 0, ends[tf.maximum(index - 1, 0)], 0), ends[index]
 
 
-def assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-  for variable, value in zip(variables, values):
-    variable.assign(value)
+def _draw_seeds(seeds: Sequence[tf.Variable]) -> None:
+  """Draws seeds, so that the dropout of a client does not depend on the client before it."""
+  for seed in seeds:
+    seed.assign(tf.cast(tf.random.uniform(seed.shape, 0, tf.int32.max, tf.int64), seed.dtype))
 
 
 def _is_finite(update: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Returns [] bool. Reads every element only if the sum of squares overflows or is NaN."""
-  squares = tf.add_n([tf.cast(tf.nn.l2_loss(u), tf.float64) for u in update])
-  return tf.cond(
-      tf.math.is_finite(squares), lambda: tf.constant(True),
-      lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in update]))
+  return tf.reduce_all([tf.reduce_all(tf.math.is_finite(u)) for u in update])
 
 
 def _nothing(model: Model, update: Sequence[tf.Tensor]) -> List[tf.Tensor]:

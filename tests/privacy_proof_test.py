@@ -23,7 +23,7 @@ NOISE = {
     'the score of a run among many, of which the best is released': {
         'accounting.private_search.noisy_score'},
     'which records take part': {'accounting.scheme.bernoulli'},
-    'the dropout of a client, which is its own': {'federated.in_process._draw_seeds'},
+    'the dropout of a client, which is its own': {'federated.local_training._draw_seeds'},
     'made-up inputs, which are public': {'examples.synthetic.pink_noise'},
     'made-up inputs and errors of a layer that is checked': {
         'clipping.comparison._candidates.moved', 'clipping.comparison._gradients'},
