@@ -71,8 +71,7 @@ def _describe(value: Any, name: str, above: Tuple[int, ...]) -> Json:
     return 'itself'
   inner = lambda child: _describe(child, name, above + (id(value),))
   kind = f'{type(value).__module__}.{type(value).__qualname__}'
-  if isinstance(value, (np.generic, np.ndarray)) or tf.is_tensor(value) or isinstance(
-      value, tf.Variable):
+  if isinstance(value, (np.generic, np.ndarray)) or tf.is_tensor(value):
     return _array(value, name)
   if isinstance(value, (tf.DType, tf.TensorSpec, np.dtype)):
     return str(value)

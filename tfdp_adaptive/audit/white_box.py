@@ -63,7 +63,7 @@ class WhiteBoxReport:
     noise: `noise_rows.Noise`.
     batches: `batch_distribution.BatchTest`, or None if there was no plan to compare with.
     canaries: `bounds.Guesses`; None for a model of your own.
-    writes: `writes.Writes`; None for a query, which leaves nothing but its releases.
+    writes: `changes.Writes`; None for a query, which leaves nothing but its releases.
     seconds: The duration of the audit.
   """
 
