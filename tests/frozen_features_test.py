@@ -313,14 +313,15 @@ def test_a_base_is_known_by_what_it_computes(tmp_path):
       tfdp.join(other, head)
 
 
-@pytest.mark.parametrize('way', ['train_on_batch', 'graph', 'strategy'])
+@pytest.mark.parametrize('way', ['train_on_batch', 'graph', 'strategy', 'own_sampler'])
 def test_a_loop_of_ones_own_counts_the_base(way):
   base = frozen(private=True)
   steps = 2 + len(way)  # Runs of another plan do not count these data.
   plan = tfdp.PrivacyPlan(batch_size=10, steps=steps, l2_norm_clip=1.0, noise_multiplier=1.0,
                           target_delta=1e-3, population_size=40)
   head = tfdp.make_private(keras.Sequential([layers.Input([5]), layers.Dense(2)]))
-  head.compile(tfdp.DPSGD(.1, plan=plan), keras.losses.SparseCategoricalCrossentropy(True))
+  head.compile(tfdp.DPSGD(.1, plan=plan, own_sampler='mapped' if way == 'own_sampler' else None),
+               keras.losses.SparseCategoricalCrossentropy(True))
   strategy = tf.distribute.get_strategy() if way == 'strategy' else None
   batches = plan.batches(tfdp.features(base, (X, Y)), strategy=strategy)
 
@@ -332,7 +333,9 @@ def test_a_loop_of_ones_own_counts_the_base(way):
   if way == 'graph':
     head.optimizer.build(head.trainable_variables)
     loop()
-  for batch in batches if way != 'graph' else ():
+  elif way == 'own_sampler':
+    head.fit(batches.map(lambda x, y, weight: (x, y, tf.cast(weight, tf.float32))), verbose=0)
+  for batch in batches if way in ('strategy', 'train_on_batch') else ():
     if way == 'strategy':
       strategy.run(head.train_step, args=(batch,))
     else:

@@ -29,7 +29,7 @@ def make_plan(**changes):
       target_delta=1e-5), **changes})
 
 
-PLAN = make_plan()
+PLAN, BATCH = make_plan(), np.ones(9, np.float32)
 
 
 def build(optimizer=None, frozen=()):
@@ -206,6 +206,34 @@ def test_two_runs_on_the_same_batches_are_not_amplified_together():
       make_plan(steps=16).epsilon(), rel=1e-3)
   assert one.ledger.epsilon() == PLAN.epsilon() and 'other steps took' in one.optimizer.statement()
   assert tfdp.Ledger.from_json(both.to_json()).epsilon(1e-5) == both.epsilon(1e-5)
+
+
+@pytest.mark.parametrize('eager', [False, True])
+def test_copies_of_batches_are_not_amplified_twice(eager):
+  plan = make_plan(steps=6)
+  next(iter(plan.batches((X, Y))))  # Somebody has looked at one.
+  one, two, three = (build(tfdp.DPSGD(0.05, plan=plan)) for _ in range(3))
+  take = lambda model, batch: (
+      model.train_step(batch) if eager else model.train_on_batch(*batch))
+  batches = plan.batches((X, Y)).cache() if eager else list(plan.batches((X, Y)))
+  for model in (one, two):
+    for batch in batches:
+      take(model, tf.nest.map_structure(tf.identity, batch))
+  for batch in plan.batches((X, Y)):
+    take(three, batch)
+  assert average(one, two).ledger.epsilon(1e-5) >= make_plan(
+      steps=6, noise_multiplier=0.5**0.5).epsilon()
+  assert average(one, three).ledger.epsilon(1e-5) == pytest.approx(
+      make_plan(steps=12).epsilon(), rel=1e-3)
+
+
+def test_batches_of_ones_own_are_not_amplified_twice():
+  plan = make_plan(steps=2)
+  one, two, three = (build(tfdp.DPSGD(0.05, plan=plan, own_sampler='mine')) for _ in range(3))
+  for model in (one, two):
+    model.train_on_batch(X[:9], Y[:9], BATCH)
+  three.train_on_batch(X[:9], Y[:9], BATCH.copy())
+  assert average(one, two).ledger.epsilon(1e-5) > average(two, three).ledger.epsilon(1e-5)
 
 
 def test_a_stored_list_of_batches_is_not_amplified_twice():

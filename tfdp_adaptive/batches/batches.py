@@ -106,12 +106,6 @@ class Batches(passes.Lazy):
     return [*self._notes(),
             *([] if commitment is None else [sampling_seed.COMMITTED.format(commitment)])]
 
-  @property
-  def element_spec(self) -> Any:
-    if tf.inside_function():  # A step in a graph is traced before the data are read.
-      self.register()
-    return super().element_spec
-
   def register(self) -> None:
     """Has the runs of the plan in this process count the data, in loops of one's own."""
     tags.found_data(self.plan, self.records.source.entries, self._notes())
@@ -155,6 +149,8 @@ class Batches(passes.Lazy):
         signature=self.signature if class_weight is None else None)
 
   def make(self) -> tf.data.Dataset:
+    if not self.beside:  # `fit` knows its data. A step may be traced before it reads any.
+      self.register()
     *data, weight = self.signature
     if self.views is not None or self.beside:
       views = [] if self.views is None else [self.views.count]
@@ -172,11 +168,11 @@ class Batches(passes.Lazy):
 
   def _generate(self) -> Iterator[Any]:
     start = self.first
-    if not self.beside:  # `fit` knows its data.
-      self.register()
     for step, drawn in enumerate(self.draw(start), start):
       if self.log is not None:
         self.log.add(step, self.records, drawn)
+      if not self.beside:
+        tags.drawn(self.plan, step)
       used = self.records.used(drawn, self.seed)
       rows = self.replica_rows.rows(padding.rows_for(self.plan, len(used), self.pad_to))
       for first in self.replica_rows.firsts(rows):

@@ -15,6 +15,7 @@ code that mixes records breaks the guarantee unseen.
 
 from __future__ import annotations  # The command line loads no TensorFlow for `tf.Tensor`.
 
+import collections
 import contextlib
 import functools
 import hashlib
@@ -38,10 +39,14 @@ _DIGITS = 2**28 - 1
 MOST_ROWS, DRAWS = 2**17, 2**11 - 1
 # Fields of a plan that determine its batches; the noise may differ.
 _FIELDS = ('batch_size', 'steps', 'population_size', 'unit', 'adjacency', 'sampling', 'seed')
-_TAKEN: Dict[int, Tuple[Any, List[Any]]] = {}  # Identity -> (weak reference to weights, runs).
+# Identity -> (weak reference to weights, runs by their identifiers).
+_TAKEN: Dict[int, Tuple[Any, Dict[str, Any]]] = {}
 # Coefficients of a plan -> what each seed of this process commits to; '' for a seed in no file.
 _SEEDS: Dict[Tuple[int, int, int], Set[str]] = {}
-_BEGUN: Any = weakref.WeakSet()  # Runs that have begun a step.
+_BEGUN: Any = weakref.WeakKeyDictionary()  # Run that has begun a step -> the last one counted.
+# Coefficients of a plan -> (step -> batches that no step has taken, identifiers of runs), in loops
+# of one's own.
+_LOOPS: Any = collections.defaultdict(lambda: (collections.Counter(), set()))
 # Coefficients of a plan -> (ledger entries, sentences) of data from which loops of one's own read.
 _READ: Dict[Tuple[int, int, int], List[Tuple[Any, Any]]] = {}
 _inside = threading.local()
@@ -147,6 +152,26 @@ def _forget(key: int, reference: 'weakref.ref[Any]') -> None:
     del _TAKEN[key]
 
 
+def drawn(plan: terms_lib.Terms, step: int) -> None:
+  """Registers a batch that is drawn for a loop of one's own."""
+  _LOOPS[coefficients(plan)][0][step] += 1
+
+
+def _take(run: Any, step: int) -> None:
+  """Notes if more runs took a step than batches were drawn for it: some had copies of one.
+
+  A run is counted once at a step: its step may be traced twice.
+  """
+  if _BEGUN[run] == step:
+    return
+  _BEGUN[run] = step
+  left, runs = _LOOPS[coefficients(run.plan)]
+  if left[step] < 1:
+    run.share(*runs - {run.id})
+  left[step] = max(0, left[step] - 1)
+  runs.add(run.id)
+
+
 def found_seed(plan: terms_lib.Terms, commitment: str) -> None:
   """Registers a seed from which this process draws batches of a plan, by its sentence or ''."""
   _SEEDS.setdefault(coefficients(plan), set()).add(commitment)
@@ -178,40 +203,49 @@ def _commit(optimizer: compat.Optimizer) -> None:
 
 
 @contextlib.contextmanager
-def spending(optimizer: compat.Optimizer, sample_weight: trees.Tree) -> Iterator[None]:
+def spending(optimizer: compat.Optimizer, x: trees.Tree, weights: trees.Tree) -> Iterator[None]:
   """Notes that a run takes a step on a batch, unless the step is inside another call.
 
   Two runs on the same batches have one sample, so that amplification by sampling does not hold for
-  both of them together; both entries of the ledger then say so. A batch is known by the identity of
-  its sample weights, which `plan.batches` makes anew for every batch. Copies are not known.
+  both of them together; an entry of the ledger then says so. A batch is known by the identity of
+  its sample weights, which `plan.batches` makes anew for every batch. Copies are known where more
+  runs take a step than batches were drawn for it.
 
   Args:
     optimizer: A `DPOptimizer`, or None.
-    sample_weight: A nest of tensors or arrays of the batch, or None.
+    x: A nest of tensors or arrays of the batch. It is known by them if it has no weights.
+    weights: A nest of its sample weights, or None.
   """
   nested, _inside.step = getattr(_inside, 'step', False), True
-  counted = not nested and getattr(optimizer, 'plan', None) is not None and (
-      optimizer.own_sampler is None)
-  if counted and optimizer.run not in _BEGUN:
-    _BEGUN.add(optimizer.run)
+  counted = not nested and getattr(optimizer, 'plan', None) is not None
+  ours = counted and optimizer.own_sampler is None
+  if ours and optimizer.run not in _BEGUN:
+    _BEGUN[optimizer.run] = -1
     _commit(optimizer)
   if counted and _READ:
     for entries, notes in _READ.get(coefficients(optimizer.plan), ()):
       optimizer.run.reads(entries)
       optimizer.run.note(*notes)
+  step = None
+  if ours and not isinstance(weights, Tagged) and (
+      tf.distribute.get_strategy().num_replicas_in_sync == 1):
+    with tf.init_scope():
+      step = optimizer.run.steps
   try:
     yield
   finally:
     _inside.step = nested
   if not counted:
     return
-  for one in tf.nest.flatten(sample_weight):
+  if step is not None:
+    _take(optimizer.run, step)
+  for one in tf.nest.flatten(x if weights is None else weights):
     if hasattr(one, 'dtype'):
       key = id(one)
-      known, runs = _TAKEN.get(key, (lambda: None, []))
+      known, runs = _TAKEN.get(key, (lambda: None, {}))
       if known() is not one:
-        known, runs = weakref.ref(one, functools.partial(_forget, key)), []
-      for run in runs:
-        run.share(optimizer.run)
-        optimizer.run.share(run)
-      _TAKEN[key] = known, [*runs, optimizer.run]
+        known, runs = weakref.ref(one, functools.partial(_forget, key)), {}
+      for name, run in runs.items():
+        run.share(optimizer.run.id)
+        optimizer.run.share(name)
+      _TAKEN[key] = known, {**runs, optimizer.run.id: optimizer.run}

@@ -35,14 +35,16 @@ def training(model: compat.Model, x: trees.Tree, y: trees.Tree,
     y: Targets.
     kwargs: Other arguments of `fit`, which are changed into those for Keras.
   """
-  step.refuse_ragged(x, y)
+  drawn = isinstance(x, batches_lib.Batches)
+  if not drawn:  # They are dense, and are not made yet.
+    step.refuse_ragged(x, y)
   check_strategy(model.distribute_strategy, model.trainable_variables if model.built else ())
   model.build_optimizer()  # A checkpoint may have been restored, which knows the steps done.
   replicas = model.distribute_strategy.num_replicas_in_sync
   # XLA compiles for each size anew, eager steps examine the model for each, replicas share rows.
   x = check_fit(model.optimizer, x, y, kwargs, tight=not (
       model.jit_compile or model.run_eagerly or replicas > 1))
-  run, drawn = model.optimizer.run, isinstance(x, batches_lib.Batches)
+  run = model.optimizer.run
   if drawn:
     run.reads(x.records.source.entries)
   if isinstance(x, tf.data.Dataset) or hasattr(x, '__next__'):

@@ -232,8 +232,8 @@ class DPModel(_Mixin):
 
   def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
     fit_lib.check_strategy(self.distribute_strategy)
-    weight = kwargs.get('sample_weight', args[2] if len(args) > 2 else None)
-    with tags.spending(_private_optimizer(self), weight):
+    batch = fit_lib.by_name(keras.Model.train_on_batch, 1, args, kwargs)
+    with tags.spending(_private_optimizer(self), batch.get('x'), batch.get('sample_weight')):
       return super().train_on_batch(*args, **kwargs)
 
   @compat.unconverted
@@ -246,8 +246,8 @@ class DPModel(_Mixin):
     _private_optimizer(self)
     fit_lib.check_strategy(tf.distribute.get_strategy())
     try:
-      weight = data[2] if isinstance(data, (tuple, list)) and len(data) > 2 else None
-      with _uncollected(), tags.spending(self.optimizer, weight):
+      x, _, weight = keras.utils.unpack_x_y_sample_weight(data)
+      with _uncollected(), tags.spending(self.optimizer, x, weight):
         return compat.logs_of_replica(step.train_step(self, step.with_shapes(self, data)))
     except Exception:
       # Half traced it is of no more use: TensorFlow lets a function make variables only once.

@@ -126,7 +126,7 @@ class DPTask(DPFunctional):
                      **kwargs: object) -> Any:
     if self.task.preprocessor is None:
       return super().train_on_batch(x, y, sample_weight, **kwargs)
-    with tags.spending(self.optimizer, sample_weight):
+    with tags.spending(self.optimizer, x, sample_weight):
       x, y, sample_weight = self._preprocess_records(x, y, sample_weight)
       return super().train_on_batch(x, y, sample_weight, **kwargs)
 

@@ -28,6 +28,7 @@ class Run(weight_ledger.State):
   """The steps of one optimizer.
 
   Attributes:
+    id: Its identifier in ledgers.
     plan: The `PrivacyPlan`, with the clip norm that is used; or None.
     rule: The optimizer's rule.
     private: The `PrivateRule`; None until the optimizer is built.
@@ -60,7 +61,7 @@ class Run(weight_ledger.State):
     self.held: List[Any] = []
     self.use_ema = use_ema
     self.stopped: Optional[int] = None
-    self._id, self.earlier = ledger_lib.new_run(), Earlier(self)
+    self.id, self.earlier = ledger_lib.new_run(), Earlier(self)
     self.step_counts: Any = None
 
   def of(self, model: compat.Model) -> None:
@@ -72,9 +73,9 @@ class Run(weight_ledger.State):
     """Counts the cost of data, such as frozen features, with the weights."""
     self.read.update((entry.run or id(entry), entry) for entry in entries)
 
-  def share(self, other: 'Run') -> None:
-    """Notes that another run, or an undone branch of this one, used the same batch for a step."""
-    self.say(shared=(other._id,))
+  def share(self, *others: str) -> None:
+    """Notes that other runs, or undone branches of this one, used the same batch for a step."""
+    self.say(shared=others)
 
   def note(self, *sentences: str) -> None:
     """Adds sentences to the statement, each once."""
@@ -116,7 +117,7 @@ class Run(weight_ledger.State):
     if self.step_counts is not None:
       last, most, times, _ = self.step_counts.read()
       times += now < last
-    run = lambda branch: f'{self._id}.{branch}'
+    run = lambda branch: f'{self.id}.{branch}'
     unknown = [ledger_lib.Entry(None, max(1, now), run=run('other'))] if earlier.foreign else []
     undone = [self._entry(most, run(branch), ()) for branch in range(times)]
     steps = max(now if steps is None else steps, self.stopped or 0)
@@ -160,7 +161,7 @@ class Run(weight_ledger.State):
 
   def deserialize(self, string_value: bytes) -> None:
     """Continues the run of a file whose state was or will be restored."""
-    own = [entry for entry in _taken(string_value) if entry.run.split('.')[0] != self._id]
+    own = [entry for entry in _taken(string_value) if entry.run.split('.')[0] != self.id]
     self.earlier.waiting += [(entry, saved_fingerprint(string_value)) for entry in own]
     if own and self.step_counts is not None:
       self.step_counts.begin_anew()
