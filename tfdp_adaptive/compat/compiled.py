@@ -194,13 +194,3 @@ def unwrap_loss_scaling(optimizer: stack.Optimizer) -> stack.Optimizer:
   """Returns the optimizer in a `LossScaleOptimizer`; clipping needs unscaled gradients."""
   wrapper = getattr(stack.keras.mixed_precision, 'LossScaleOptimizer', ())
   return optimizer.inner_optimizer if isinstance(optimizer, wrapper) else optimizer
-
-
-# Arguments of `compile` that turn loss scaling off.
-NO_LOSS_SCALING = {'auto_scale_loss': False} if stack.KERAS_3 else {}
-
-
-def drop_loss_scaling(model: stack.Model) -> None:
-  """Removes the `LossScaleOptimizer` that `compile` of Keras 2 adds around the optimizer."""
-  if not stack.KERAS_3:
-    model.optimizer = unwrap_loss_scaling(model.optimizer)

@@ -93,7 +93,8 @@ class DPModel(_Mixin):
     metrics, weighted_metrics = kwargs.pop('metrics', None), kwargs.pop('weighted_metrics', None)
     loss_weights = fit_lib.loss_weights(kwargs.pop('loss_weights', None))
     optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
-    if not isinstance(compat.unwrap_loss_scaling(optimizer), optimizer_lib.DPOptimizer):
+    optimizer = compat.unwrap_loss_scaling(optimizer)
+    if not isinstance(optimizer, optimizer_lib.DPOptimizer):
       raise ValueError('A private model needs a private optimizer, such as tfdp.DPAdam. '
                        f'Received: optimizer={optimizer!r}.')
     refuse_own(self, 'compute_loss')
@@ -108,12 +109,12 @@ class DPModel(_Mixin):
     self._compiled_with_metrics = bool(metrics or weighted_metrics)
     self.has_own_metrics = any(map(
         disclosures.is_own, tf.nest.flatten((metrics, weighted_metrics))))
-    if compat.unwrap_loss_scaling(optimizer).plan is not None:
+    if optimizer.plan is not None:
       fit_lib.warn_of_padding(self, (metrics, weighted_metrics))
-    kwargs.update(compat.NO_LOSS_SCALING)  # Losses of single examples are not tiny: no 1/B.
-    super().compile(optimizer=compat.unwrap_loss_scaling(optimizer), loss=loss, metrics=metrics,
-                    loss_weights=loss_weights, weighted_metrics=weighted_metrics, **kwargs)
-    compat.drop_loss_scaling(self)
+    super().compile(optimizer=optimizer, loss=loss, metrics=metrics, loss_weights=loss_weights,
+                    weighted_metrics=weighted_metrics, **kwargs)
+    # Keras may have scaled losses. Those of single examples are not tiny: no 1/B.
+    self.optimizer = optimizer
     weight_ledger.track(self)
     if public_penalty is not None:
       self.optimizer.run.note(
