@@ -69,8 +69,8 @@ def _classes(name: str, x: np.ndarray, y: np.ndarray, public: int, test: int,
 
 
 def _numbers(name: str, x: np.ndarray, y: np.ndarray, public: int, test: int,
-             hidden: Tuple[int, ...] = (), **more: Any) -> Task:
-  y = ((y - y.mean()) / y.std()).astype(np.float32)[:, None]
+             hidden: Tuple[int, ...] = (), raw: bool = False, **more: Any) -> Task:
+  y = (y if raw else (y - y.mean()) / y.std()).astype(np.float32)[:, None]
   return Task(name, _dense(x.shape[1], 1, 'linear', hidden), 'mse', (),
               **_split(x, y, public, test), **more)
 
@@ -110,8 +110,8 @@ def unequal() -> Task:
   return _binary('unequal classes', x, y, 300, 4000, batch_size=500, steps=300)
 
 
-def prices() -> Task:
-  """The logarithm of a price of a cut stone, from sizes in millimetres, percent and kinds."""
+def _stones() -> Tuple[np.ndarray, np.ndarray]:
+  """Returns sizes of cut stones in millimetres, percent and kinds, and logarithms of prices."""
   rng = np.random.default_rng(4)
   carat = np.exp(.6 * rng.normal(size=24_300) - .5)
   depth, table = 61.7 + 1.4 * rng.normal(size=(2, len(carat)))
@@ -121,7 +121,12 @@ def prices() -> Task:
                       *(np.eye(k.max() + 1)[k] for k in kinds)], 1)
   y = (1.7 * np.log(carat) + .05 * kinds[0] - .08 * kinds[1] + .12 * kinds[2]
        + .13 * rng.normal(size=len(carat)))
-  return _numbers('prices of stones', x, y, 300, 4000, hidden=(24, 24), batch_size=256, steps=200)
+  return x, y
+
+
+def prices() -> Task:
+  return _numbers('prices of stones', *_stones(), 300, 4000, hidden=(24, 24), batch_size=256,
+                  steps=200)
 
 
 def convolutions() -> Any:
@@ -148,6 +153,20 @@ def diabetes() -> Task:
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
   return _numbers('diabetes', *datasets.load_diabetes(return_X_y=True, scaled=False), 60, 80,
                   batch_size=100, steps=100)
+
+
+def progress() -> Task:
+  """Diabetes with targets from 25 to 346."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+  return _numbers('progress', *datasets.load_diabetes(return_X_y=True, scaled=False), 60, 80,
+                  raw=True, batch_size=100, steps=100)
+
+
+def dollars() -> Task:
+  """Prices of stones in dollars, with a median of about 2,000."""
+  x, y = _stones()
+  return _numbers('prices in dollars', x, np.exp(y + 8.3), 300, 4000, hidden=(24, 24), raw=True,
+                  batch_size=256, steps=200)
 
 
 def wine() -> Task:
@@ -518,7 +537,8 @@ DEVELOPED = (breast_cancer, ill_conditioned, digits, unequal, prices, sparse_sig
              topics, counts, outliers, rare_kinds, shapes)
 # Opinions and sites: how overfitting is charged. Abstracts: steps on the public examples alone.
 DEVELOPED_ON_FILES = (rare_digits, opinions, sites, abstracts)
-JUDGES = (categories, frauds, friedman, series, waves, wine, hastie, frozen_base, rolls, diabetes)
+JUDGES = (categories, frauds, friedman, series, waves, wine, hastie, frozen_base, rolls, diabetes,
+          progress, dollars)
 JUDGES_ON_FILES = (ordinary_digits, films, letters, answers, reviews, posts)
 
 

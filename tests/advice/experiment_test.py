@@ -52,7 +52,7 @@ class Critic(keras.Model):
     return score + tf.reduce_sum(tape.gradient(score, z)**2, -1, keepdims=True)
 
 
-def made_of(model, loss):
+def made_of(model, loss, y_of=lambda x: x[:, :1]):
   rng = np.random.default_rng(0)
   x = rng.normal(size=[40, 3]).astype(np.float32)
   model(x[:2])
@@ -60,7 +60,7 @@ def made_of(model, loss):
       population_size=1000, batch_size=100, steps=200, l2_norm_clip=1.0, noise_multiplier=2.0,
       target_delta=1e-5)
   return x, experiment_lib.Experiment(
-      model, [], loss, (), x, x[:, :1], [plan], 0, settings_lib.Clock(1e6, 0))
+      model, [], loss, (), x, y_of(x), [plan], 0, settings_lib.Clock(1e6, 0))
 
 
 @pytest.mark.both_stacks
@@ -145,6 +145,7 @@ def test_settings_are_typical_of_examples_that_the_start_weights_have_not_seen(
   setting = settings_lib.Setting('as given', PUBLIC)
   monkeypatch.setitem(experiment.judged, setting, experiment.untrained)
   monkeypatch.setattr(experiment, 'norm', lambda kind, start, fold, rule: 2.0**fold)
+  monkeypatch.setattr(experiment, '_loss_of', lambda *_: 1.0)
   clip, rate = experiment.settled(setting)
   assert clip == pytest.approx(3 * 2.0**2)  # Folds 0 to 4.
   assert rate == pytest.approx(1 / (2.0**4 * 200**.5), rel=.01)
@@ -202,6 +203,30 @@ def test_where_settings_were_lucky_on_one_fold_the_next_best_one_is_judged(
                    *((3.0, fold) for fold in range(1, 5))]
   best, final = next(iter(search.judged().items()))
   assert best.rate == 3.0 and final.judged.folds == set(range(5))
+
+
+def in_units_of(targets, losses):
+  """Returns losses and learning rates of some trainings, in these units of targets and loss."""
+  x, made = made_of(
+      keras.Sequential([layers.Input([3]), layers.Dense(1, kernel_initializer='zeros')]),
+      lambda y, z: losses * tf.square(y - z)[:, 0], lambda x: targets * (3 + x[:, :1]))
+  made.try_alone('as given', 3.0, [0])
+  found = [made.alone['as given'].loss / losses / targets**2]
+  for start in settings_lib.GIVEN, PUBLIC:
+    sgd, adam = (settings_lib.Setting('as given', start, name) for name in ('DPSGD', 'DPAdam'))
+    found += [made.measure(one, [0]).loss / losses / targets**2 for one in (sgd, adam)]
+    found += [made.unit(sgd, 0) * losses, made.unit(adam, 0) / targets]
+  return found
+
+
+@pytest.mark.both_stacks
+def test_units_of_targets_and_losses_do_not_matter():
+  """Prices are learned in cents as in thousands of dollars; the variance of the targets is 1."""
+  first, *others = [in_units_of(targets, losses) for targets, losses in (
+      (2.0**16, 1.0), (2.0**-8, 1.0), (2.0**8, 2.0**-40))]
+  assert first[0] < .1
+  for other in others:
+    np.testing.assert_allclose(other, first, rtol=.02)
 
 
 def test_of_rates_that_are_alike_the_smallest_trains_on_the_public_examples(

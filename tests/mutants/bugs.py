@@ -553,6 +553,9 @@ _BY_FILE = {
         ('trials are not compared', 'trial.compare(x, self.y)', 'pass',
          'Settings would be chosen by other gradients than those of the steps.',
          'advice/experiment_test.py'),
+        ('units of targets', 'if not _USUAL[0] < given < _USUAL[1]:', 'if False:',
+         'Prices in dollars would hardly be learned, where their logarithms are.',
+         'advice/experiment_test.py'),
     ],
     'tfdp_adaptive/advice/search.py': [
         ('no time for the public examples', 'self._clock.allow(math.inf)',

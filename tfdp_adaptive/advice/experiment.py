@@ -49,6 +49,7 @@ _FIRST = .6  # Share of the time at which the first of these trainings ends,
 _ALONE = .35  # and at which the others end.
 ALONE_RATES = (.5, 3.0, .1)  # In the unit of `Experiment.plain_unit`.
 _KINDS = inputs_lib.SCALED, inputs_lib.AS_GIVEN, inputs_lib.WHITENED  # The likely best first.
+_USUAL = 1 / 30, 30.0  # Losses of untrained models for which the rates were chosen.
 PRIVATE = 2.0  # Time of a private step over that of a plain one.
 _MEASURED = 512  # Examples whose gradients have their norms taken.
 SCALE_EPSILON = .03  # In units of the root mean square of a gradient's coordinates.
@@ -80,7 +81,7 @@ class Experiment:
       self, model: compat.Model, layers: Sequence[compat.Layer], loss: object,
       metrics: Sequence[object], x: Tree, y: Tree, plans: Sequence[privacy.PrivacyPlan],
       seed: int, clock: settings_lib.Clock) -> None:
-    for name in ('part', 'inputs', '_public_weights', 'norm'):  # Each result is computed once.
+    for name in ('part', 'inputs', '_public_weights', 'norm', '_loss_of'):  # Computed once each.
       setattr(self, name, functools.lru_cache(None)(getattr(self, name)))
     self.plans, self._seed, self._clock, self._x = list(plans), seed, clock, x
     self._loss, self._layers = loss, list(layers)
@@ -203,9 +204,27 @@ class Experiment:
     rule = 'DPKFC' if setting.optimizer == 'DPKFC' else _PLAIN  # The others scale nothing yet.
     return self.norm(*setting[:2], fold, rule)
 
+  def _way(self, kind: str, start: str, fold: Optional[int]) -> float:
+    """Returns how far weights may move: a loss over the norm of a gradient.
+
+    Losses of a usual size count as one, others as the geometric mean of those of the given weights
+    and of the start. So targets and losses may have any unit.
+    """
+    given, size = self._loss_of(kind, settings_lib.GIVEN, fold), 1.0
+    if not _USUAL[0] < given < _USUAL[1]:
+      size = math.sqrt(given * self._loss_of(kind, start, fold))
+    return size / self.norm(kind, start, fold, _PLAIN)
+
+  def _loss_of(self, kind: str, start: str, fold: Optional[int]) -> float:
+    rows = self.rows(fold, start)[:_MEASURED]
+    x, y = trial_lib.rows_of((self.inputs(kind, start, fold), self.y), rows)
+    _, losses = self.part(start).judge(x, y, self.weights(kind, start, fold))
+    size = float(np.mean(np.abs(losses)))
+    return size if 0 < size < math.inf else 1.0
+
   def unit(self, setting: settings_lib.Setting, fold: int) -> float:
-    """Returns the learning rate of `rate=1`, at which weights may move by about 1 / norm."""
-    unit = 1 / (self.norm(*setting[:2], fold, _PLAIN) * math.sqrt(self.steps(setting)))
+    """Returns the learning rate of `rate=1`, at which weights may move by about `_way`."""
+    unit = self._way(*setting[:2], fold) / math.sqrt(self.steps(setting))
     if setting.optimizer in ('DPSGD', 'DPKFC'):
       unit *= (1 - setting.momentum) / (self._own_norm(setting, fold) * min(1.0, setting.clip))
     return unit
@@ -227,7 +246,7 @@ class Experiment:
     return state
 
   def plain_unit(self, kind: str, fold: Optional[int]) -> float:
-    return 1 / (16 * self.norm(kind, settings_lib.GIVEN, fold, _PLAIN))
+    return self._way(kind, settings_lib.GIVEN, fold) / 16
 
   def plainly(self, kind: str, rate: float, fold: Optional[int], rows: np.ndarray,
               until: Sequence[int]) -> Iterator[Tree]:
