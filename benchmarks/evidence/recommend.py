@@ -49,7 +49,7 @@ from tfdp_adaptive.advice import settings as settings_lib
 from tfdp_adaptive.advice import trial as trial_lib
 
 SECONDS = 60.0
-RULES = 3  # Number of the rules of `recommend` that a row was made by, see docs/evidence.md.
+RULES = 4  # Number of the rules of `recommend` that a row was made by, see docs/evidence.md.
 KERAS_RATE = 5e-3
 SETTINGS = [  # Start from public weights, optimizer, clip norm, rates.
     (False, 'adam', 1.0, (.3, 1.0, 3.0)), (False, 'sgd', 3.0, (.3, 1.0, 3.0)),
