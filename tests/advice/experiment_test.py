@@ -205,11 +205,16 @@ def test_where_settings_were_lucky_on_one_fold_the_next_best_one_is_judged(
   assert best.rate == 3.0 and final.judged.folds == set(range(5))
 
 
-def in_units_of(targets, losses):
-  """Returns losses and learning rates of some trainings, in these units of targets and loss."""
-  x, made = made_of(
+def regression(targets, losses=1.0):
+  """Returns an experiment whose targets and losses are in these units."""
+  return made_of(
       keras.Sequential([layers.Input([3]), layers.Dense(1, kernel_initializer='zeros')]),
-      lambda y, z: losses * tf.square(y - z)[:, 0], lambda x: targets * (3 + x[:, :1]))
+      lambda y, z: losses * tf.square(y - z)[:, 0], lambda x: targets * (3 + x[:, :1]))[1]
+
+
+def in_units_of(targets, losses):
+  """Returns losses and learning rates of some trainings, free of the units."""
+  made = regression(targets, losses)
   made.try_alone('as given', 3.0, [0])
   found = [made.alone['as given'].loss / losses / targets**2]
   for start in settings_lib.GIVEN, PUBLIC:
@@ -227,6 +232,19 @@ def test_units_of_targets_and_losses_do_not_matter():
   assert first[0] < .1
   for other in others:
     np.testing.assert_allclose(other, first, rtol=.02)
+
+
+@pytest.mark.parametrize('side', [.99, 1.01])
+def test_all_folds_count_a_loss_as_usual_or_none_does(side):
+  """The mean loss of all examples is close to the largest usual one: folds are on both sides."""
+  mean = regression(1.0)._loss_of('as given', settings_lib.GIVEN, None)
+  made = regression((side * 30 / mean)**.5)
+  setting = settings_lib.Setting('as given', settings_lib.GIVEN, 'DPAdam')
+  folds = range(experiment_lib.FOLDS)
+  losses = [made._loss_of('as given', settings_lib.GIVEN, fold) for fold in folds]
+  assert min(losses) < 30 < max(losses)
+  units = [made.unit(setting, fold) for fold in folds]
+  assert max(units) < 2 * min(units)
 
 
 def test_of_rates_that_are_alike_the_smallest_trains_on_the_public_examples(

@@ -210,12 +210,13 @@ class Experiment:
     Losses of a usual size count as one, others as the geometric mean of those of the given weights
     and of the start. So targets and losses may have any unit.
     """
-    given, size = self._loss_of(kind, settings_lib.GIVEN, fold), 1.0
+    given, size = self._loss_of(kind, settings_lib.GIVEN, None), 1.0  # The same for all folds.
     if not _USUAL[0] < given < _USUAL[1]:
       size = math.sqrt(given * self._loss_of(kind, start, fold))
     return size / self.norm(kind, start, fold, _PLAIN)
 
   def _loss_of(self, kind: str, start: str, fold: Optional[int]) -> float:
+    """Returns the mean size of a loss at the start; 1 if it is zero or not finite."""
     rows = self.rows(fold, start)[:_MEASURED]
     x, y = trial_lib.rows_of((self.inputs(kind, start, fold), self.y), rows)
     _, losses = self.part(start).judge(x, y, self.weights(kind, start, fold))

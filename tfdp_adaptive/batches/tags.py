@@ -160,7 +160,9 @@ def drawn(plan: terms_lib.Terms, step: int) -> None:
 def _take(run: Any, step: int) -> None:
   """Notes if more runs took a step than batches were drawn for it: some had copies of one.
 
-  A run is counted once at a step: its step may be traced twice.
+  A run is counted once at a step: its step may be traced twice. A `tf.function` that loops over
+  batches is traced before any is drawn. After other runs of the plan, it then counts as if it had
+  copies: too much, never too little.
   """
   if _BEGUN[run] == step:
     return
@@ -168,7 +170,8 @@ def _take(run: Any, step: int) -> None:
   left, runs = _LOOPS[coefficients(run.plan)]
   if left[step] < 1:
     run.share(*runs - {run.id})
-  left[step] = max(0, left[step] - 1)
+  else:
+    left[step] -= 1
   runs.add(run.id)
 
 
